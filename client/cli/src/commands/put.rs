@@ -1,0 +1,193 @@
+//! `tierpack put`: stores the tensors of a file.
+//!
+//! A file is stored whole or not at all: when one tensor fails, those that this command added are removed again.
+//! Tensors that it replaced (`--overwrite`) keep their new bytes, because the old ones are gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::ValueEnum;
+use tierpack_client::{Access, Client, Entry, PutOptions};
+
+use super::{DEFAULT_NAMESPACE, byte_bar, connect, n_tensors, saved_cell, totals};
+use crate::files::{FileTensor, SourceFile, npy, safetensors};
+use crate::output::Output;
+use crate::{escape, table};
+
+/// Arguments of `put`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A .safetensors or .npy file
+    file: PathBuf,
+    /// Namespace to store in; an unknown one is created
+    #[arg(long, value_name = "NS", default_value = DEFAULT_NAMESPACE)]
+    namespace: String,
+    /// Replace tensors that exist
+    #[arg(long)]
+    overwrite: bool,
+    /// What the tensors are cut for
+    #[arg(long, value_enum, default_value = "rows")]
+    access: AccessArg,
+    /// Elements of a row, for tensors with one dimension or none
+    #[arg(long, value_name = "N")]
+    row_elems: Option<NonZeroU64>,
+    /// Name of the tensor, for a file that holds one [default: npy: the file's name without .npy]
+    #[arg(long)]
+    name: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AccessArg {
+    /// Rows are gathered
+    Rows,
+    /// The tensor is read whole
+    Whole,
+}
+
+/// What a file holds, ready to be stored.
+#[derive(Debug)]
+struct Import {
+    source: SourceFile,
+    tensors: Vec<FileTensor>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Import {
+    /// Opens and checks the file; nothing is stored yet.
+    fn open(args: &Args) -> Result<Self> {
+        let source = SourceFile::open(&args.file)?;
+        let extension = args.file.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        let (mut tensors, metadata) = match extension.to_ascii_lowercase().as_str() {
+            "safetensors" => {
+                let contents = safetensors::read(&source)?;
+                (contents.tensors, contents.metadata)
+            }
+            "npy" => {
+                let stem = args.file.file_stem().and_then(|stem| stem.to_str());
+                let name = args.name.as_deref().or(stem).with_context(|| {
+                    format!("the file name {} is not UTF-8: pass --name", args.file.display())
+                })?;
+                (vec![npy::read(&source, name.to_owned())?], BTreeMap::new())
+            }
+            _ => bail!("{} ends in neither .safetensors nor .npy", args.file.display()),
+        };
+        if let Some(name) = &args.name {
+            let n = tensors.len();
+            let [tensor] = tensors.as_mut_slice() else {
+                bail!("--name needs a file with one tensor, {} has {n}", args.file.display());
+            };
+            tensor.rename(name.clone())?;
+        }
+        if let Some(row_elems) = args.row_elems {
+            check_row_elems(&tensors, row_elems)?;
+        }
+        Ok(Self { source, tensors, metadata })
+    }
+
+    /// Bytes of all tensors.
+    fn raw_bytes(&self) -> u64 {
+        self.tensors.iter().map(FileTensor::raw_bytes).sum()
+    }
+}
+
+/// Refuses a row length that no tensor can have, before any is stored.
+fn check_row_elems(tensors: &[FileTensor], row_elems: NonZeroU64) -> Result<()> {
+    let mut flat = tensors.iter().filter(|tensor| tensor.shape.len() < 2).peekable();
+    ensure!(
+        flat.peek().is_some(),
+        "--row-elems {row_elems} applies to no tensor: all have two or more dimensions"
+    );
+    for tensor in flat {
+        let elems = tensor.n_elems();
+        ensure!(
+            elems.is_multiple_of(row_elems.get()),
+            "tensor {}: its {elems} elements are no multiple of --row-elems {row_elems}",
+            escape::quoted(&tensor.name)
+        );
+    }
+    Ok(())
+}
+
+/// Stores a file.
+///
+/// # Errors
+/// The file is malformed or changes meanwhile, a tensor exists, or the daemon refuses one.
+pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Result<()> {
+    let import = Import::open(args)?;
+    let client = connect(socket, &args.namespace)?;
+    let existing = existing(&client, &import, args)?;
+    let mut stored = Vec::with_capacity(import.tensors.len());
+    let result = store(args, &import, &client, &mut stored);
+    if let Err(error) = result {
+        return Err(error.context(undo(&client, &stored, &existing, args)));
+    }
+    let (raw, kept) = totals(&stored);
+    let saved = saved_cell(raw, kept);
+    let (raw, kept) = (table::size(raw), table::size(kept));
+    let (tensors, namespace) = (n_tensors(stored.len()), escape::cell(&args.namespace));
+    writeln!(out, "put {tensors} into {namespace}: {raw} stored as {kept}, {saved} % saved")?;
+    Ok(())
+}
+
+/// Names of the file that the namespace has already.
+fn existing(client: &Client, import: &Import, args: &Args) -> Result<BTreeSet<String>> {
+    let names: BTreeSet<&str> = import.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    let mut existing: BTreeSet<String> = client.list()?.into_iter().map(|entry| entry.name).collect();
+    existing.retain(|name| names.contains(name.as_str()));
+    if let (Some(first), false) = (existing.first(), args.overwrite) {
+        bail!(
+            "namespace {} has {} of the {} in {} already, the first is {}: pass --overwrite to replace",
+            escape::quoted(&args.namespace),
+            existing.len(),
+            n_tensors(names.len()),
+            args.file.display(),
+            escape::quoted(first)
+        );
+    }
+    Ok(existing)
+}
+
+/// Stores one tensor after another and notes each in `stored`.
+fn store(args: &Args, import: &Import, client: &Client, stored: &mut Vec<Entry>) -> Result<()> {
+    let access = match args.access {
+        AccessArg::Rows => Access::Rows,
+        AccessArg::Whole => Access::Whole,
+    };
+    let options =
+        PutOptions::new().overwrite(args.overwrite).access(access).file_metadata(import.metadata.clone());
+    let flat_options = match args.row_elems {
+        Some(row_elems) => options.clone().row_elems(row_elems.get()),
+        None => options.clone(),
+    };
+    let bar = byte_bar("put", import.raw_bytes());
+    for tensor in &import.tensors {
+        let options = if tensor.shape.len() < 2 { &flat_options } else { &options };
+        let mut reader = bar.wrap_read(import.source.range(tensor.range.clone()));
+        let entry = client
+            .put_with(&tensor.name, tensor.dtype, &tensor.shape, &mut reader, options)
+            .with_context(|| format!("put tensor {}", escape::quoted(&tensor.name)))?;
+        stored.push(entry);
+    }
+    bar.finish_and_clear();
+    import.source.check_unchanged()
+}
+
+/// Removes what this command added, and says so.
+fn undo(client: &Client, stored: &[Entry], existing: &BTreeSet<String>, args: &Args) -> String {
+    let (replaced, added): (Vec<_>, Vec<_>) = stored.iter().partition(|entry| existing.contains(&entry.name));
+    let mut text = format!("import {}", args.file.display());
+    let failed = added.iter().filter(|entry| client.remove(&entry.name).is_err()).count();
+    if added.len() > failed {
+        text += &format!(", removed the {} that it had added", n_tensors(added.len() - failed));
+    }
+    if failed > 0 {
+        text += &format!(", could not remove {} that it had added: remove them", n_tensors(failed));
+    }
+    if !replaced.is_empty() {
+        text += &format!(", {} that it had replaced keep the new bytes", n_tensors(replaced.len()));
+    }
+    text
+}

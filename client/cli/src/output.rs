@@ -1,0 +1,96 @@
+//! Standard output that knows when its reader is gone, and one-line messages on standard error.
+
+use std::io::{self, BufWriter, ErrorKind, StdoutLock, Write};
+
+use crate::escape;
+
+/// Buffered standard output.
+#[derive(Debug)]
+pub(crate) struct Output {
+    inner: BufWriter<StdoutLock<'static>>,
+    closed: bool,
+}
+
+impl Output {
+    /// Takes standard output for the rest of the program.
+    pub(crate) fn stdout() -> Self {
+        Self { inner: BufWriter::with_capacity(1 << 16, io::stdout().lock()), closed: false }
+    }
+
+    /// Whether the reader of a pipe has gone: then a failed command ends quietly.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Writes out what is buffered.
+    ///
+    /// # Errors
+    /// Standard output cannot be written.
+    pub(crate) fn finish(&mut self) -> anyhow::Result<()> {
+        use anyhow::Context as _;
+        self.flush().context("write to standard output")
+    }
+
+    fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &result {
+            self.closed |= error.kind() == ErrorKind::BrokenPipe;
+        }
+        result
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let result = self.inner.write(buf);
+        self.note(result)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let result = self.inner.flush();
+        self.note(result)
+    }
+}
+
+/// Prints `error` with its causes on one line; a cause that its parent's text repeats is left out.
+pub(crate) fn error(error: &anyhow::Error) {
+    say(&chain(error));
+}
+
+/// Prints a warning on one line.
+pub(crate) fn warning(text: &str) {
+    say(&format!("warning: {text}"));
+}
+
+fn say(text: &str) {
+    // With standard error closed there is nobody left to tell.
+    drop(writeln!(io::stderr().lock(), "tierpack: {}", escape::one_line(text)));
+}
+
+/// `error` with its causes, colons between.
+pub(crate) fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    let mut last = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if last.contains(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+        last = cause;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_says_everything_once() {
+        let error = anyhow::anyhow!("no such file").context("open x: no such file").context("put x");
+        assert_eq!(chain(&error), "put x: open x: no such file");
+    }
+}

@@ -1,0 +1,140 @@
+//! How much memory, locked memory and how many descriptors this process may use.
+//!
+//! Inside a limited container, allocating first and looking at the error does not work: the kernel answers a
+//! page too many with SIGKILL, not with ENOSPC.
+//! So the daemon reads the limits of its own control group and of every ancestor that it can see, in versions
+//! 1 and 2, beside what the machine has left, and refuses in time.
+//!
+//! A limit counts with what is in use under it already; page cache, which the kernel gives back under
+//! pressure, does not count as used.
+//! Another process may still take the last bytes between check and use; a margin makes that unlikely, nothing
+//! can make it impossible.
+//!
+//! Everything is read below a root directory, `/` outside of tests.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+use crate::size::{ByteSize, GIB, MIB, TIB};
+
+mod cgroup;
+mod machine;
+mod process;
+
+pub use process::{LockLimit, check_lock, explain_lock_failure, lock_limit, raise_descriptor_limit};
+
+/// The largest pool: a block word has 35 bits for an offset in units of 64 bytes.
+pub const MAX_POOL_BYTES: u64 = 2 * TIB;
+
+/// The default pool where no limit can be read.
+const POOL_BYTES_WHEN_UNKNOWN: u64 = GIB;
+
+/// Room for what the daemon takes beside its pool: program, threads, buffers, tables. Chosen, not measured.
+const FIXED_HEADROOM_BYTES: u64 = 8 * MIB;
+
+/// Page tables (8 bytes for 4 KiB) and the page index of a memfd (576 bytes for 256 KiB) take 1/240 of a
+/// pool.
+const HEADROOM_DIVISOR: u64 = 128;
+
+/// The memory that this process may still use, and which limit says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Available {
+    limit: u64,
+    used: u64,
+    origin: PathBuf,
+}
+
+impl Available {
+    /// The bytes that can still be had.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.limit.saturating_sub(self.used)
+    }
+
+    /// The limit that is met first.
+    #[must_use]
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit
+    }
+
+    /// What is in use under that limit and cannot be reclaimed.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.used
+    }
+
+    /// The file that names the limit.
+    #[must_use]
+    pub fn origin(&self) -> &Path {
+        &self.origin
+    }
+
+    /// The size of a pool that nobody chose: half of what is available, in whole MiB.
+    #[must_use]
+    pub fn default_pool_bytes(&self) -> u64 {
+        (self.bytes() / 2 / MIB * MIB).clamp(MIB, MAX_POOL_BYTES)
+    }
+}
+
+/// The memory that this process may still use, by the limit that leaves least.
+///
+/// `None` when neither a control group nor the machine tells, as without `/proc`.
+///
+/// # Errors
+/// [`Error::LimitFile`] for a limit that cannot be understood, because ignoring it could end in SIGKILL.
+pub fn available(root: &Path) -> Result<Option<Available>> {
+    let mut limits = cgroup::limits(root)?;
+    limits.extend(machine::limit(root)?);
+    Ok(limits.into_iter().min_by_key(Available::bytes))
+}
+
+/// The size of a pool that nobody chose.
+///
+/// # Errors
+/// Those of [`available`].
+pub fn default_pool_bytes(root: &Path) -> Result<u64> {
+    Ok(available(root)?.map_or(POOL_BYTES_WHEN_UNKNOWN, |available| available.default_pool_bytes()))
+}
+
+/// Refuses a pool that cannot fit; for the start, before anything is allocated.
+///
+/// # Errors
+/// [`Error::PoolTooLarge`] with the numbers; those of [`available`].
+pub fn check_pool_size(pool_bytes: u64, root: &Path) -> Result<Option<Available>> {
+    let needed =
+        pool_bytes.saturating_add(FIXED_HEADROOM_BYTES).saturating_add(pool_bytes / HEADROOM_DIVISOR);
+    let available = available(root)?;
+    match &available {
+        Some(least) if least.bytes() < needed => Err(Error::PoolTooLarge {
+            pool: ByteSize(pool_bytes),
+            needed: ByteSize(needed),
+            available: ByteSize(least.bytes()),
+            limit: ByteSize(least.limit),
+            used: ByteSize(least.used),
+            origin: least.origin.clone(),
+        }),
+        _ => Ok(available),
+    }
+}
+
+/// Refuses growth that cannot fit any more; for each new segment, before it is allocated.
+///
+/// # Errors
+/// [`Error::MemoryShort`] with the numbers; those of [`available`].
+pub fn check_growth(segment_bytes: u64, root: &Path) -> Result<()> {
+    // The fixed part is in use by now, so the margin is for page tables and for what others take meanwhile.
+    let needed = segment_bytes.saturating_add(segment_bytes / HEADROOM_DIVISOR).saturating_add(MIB);
+    match available(root)? {
+        Some(least) if least.bytes() < needed => Err(Error::MemoryShort {
+            needed: ByteSize(needed),
+            available: ByteSize(least.bytes()),
+            limit: ByteSize(least.limit),
+            used: ByteSize(least.used),
+            origin: least.origin,
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

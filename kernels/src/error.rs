@@ -1,0 +1,166 @@
+//! What can be wrong with a tensor's shape or with a block's bytes.
+//!
+//! Every variant carries the numbers that were compared, so that a caller can match and a user can read.
+//! Bytes from outside never panic: they end here.
+
+use tierpack_shm::types::Dtype;
+
+use crate::block::FORMAT_VERSION;
+use crate::geometry::{MAX_BLOCK_RAW_BYTES, MAX_RANK};
+
+/// A result of this crate.
+pub type Result<T> = core::result::Result<T, Error>;
+
+/// What can be wrong with a tensor's shape or with a block's bytes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The shape has too many dimensions.
+    #[error("shape has {rank} dimensions, at most {MAX_RANK} are supported: merge some of them")]
+    Rank {
+        /// Dimensions of the shape.
+        rank: usize,
+    },
+    /// The number of elements, bits or bytes does not fit 64 bits.
+    #[error("tensor of {dtype} with shape {shape:?} has more than 2^64 - 1 bits")]
+    ShapeOverflow {
+        /// Element type.
+        dtype: Dtype,
+        /// The shape.
+        shape: Vec<u64>,
+    },
+    /// Elements of 4 or 6 bits that do not fill their last byte.
+    #[error("{n_elems} elements of {dtype} are not a whole number of bytes: pad them")]
+    PartialByte {
+        /// Element type.
+        dtype: Dtype,
+        /// Number of elements.
+        n_elems: u64,
+    },
+    /// The caller's row length does not cut the tensor into whole rows.
+    #[error("row length of {row_elems} elements does not divide the tensor's {n_elems} elements")]
+    RowLength {
+        /// The caller's row length.
+        row_elems: u64,
+        /// Elements of the tensor.
+        n_elems: u64,
+    },
+    /// The caller gave a row length for a tensor whose shape fixes another.
+    #[error(
+        "row length of {row_elems} elements contradicts shape {shape:?}, whose rows have {own_elems}: \
+         leave the row length out"
+    )]
+    RowLengthFixed {
+        /// The caller's row length.
+        row_elems: u64,
+        /// Elements of a row by the shape.
+        own_elems: u64,
+        /// The shape, of rank 2 or more.
+        shape: Vec<u64>,
+    },
+    /// The tensor has no such block.
+    #[error("block {block_idx} of a tensor that has {n_blocks}")]
+    NoSuchBlock {
+        /// The block asked for.
+        block_idx: u64,
+        /// Blocks of the tensor.
+        n_blocks: u64,
+    },
+    /// The raw bytes given to the encoder are not those of the block.
+    #[error("block {block_idx} has {needed} raw bytes, got {got}")]
+    RawLength {
+        /// The block.
+        block_idx: u64,
+        /// Raw bytes of the block.
+        needed: u64,
+        /// Bytes given.
+        got: u64,
+    },
+    /// The buffer given to the decoder has another length than the block's raw bytes.
+    #[error("block decodes to {needed} bytes, the output has {got}")]
+    OutputLength {
+        /// Raw bytes of the block.
+        needed: u64,
+        /// Bytes of the output.
+        got: u64,
+    },
+    /// The bytes end before the block does.
+    #[error("block needs {needed} bytes, only {got} are there")]
+    BlockTruncated {
+        /// Bytes of the header, or of the block where the header is whole.
+        needed: u64,
+        /// Bytes that are there.
+        got: u64,
+    },
+    /// The bytes are not a block.
+    #[error("not a block: the first four bytes are {found:02x?}, expected \"TPB1\"")]
+    NotABlock {
+        /// The first four bytes.
+        found: [u8; 4],
+    },
+    /// The block has a format version of the future.
+    #[error(
+        "block has format version {found}, made by a newer TierPack: this one reads version {FORMAT_VERSION}, \
+         update it"
+    )]
+    UnknownVersion {
+        /// The block's version.
+        found: u16,
+    },
+    /// The block's codec has a number without a meaning in this version.
+    #[error("block has unknown codec {number}: damaged, or made by a newer TierPack")]
+    UnknownCodec {
+        /// The codec's number.
+        number: u8,
+    },
+    /// The block's dtype has a number without a meaning in this version.
+    #[error("block has unknown dtype {number}: damaged, or made by a newer TierPack")]
+    UnknownDtype {
+        /// The dtype's number.
+        number: u8,
+    },
+    /// A reserved byte of the header is in use.
+    #[error("byte {offset} of the block header is reserved: it must be 0 and is {found}")]
+    Reserved {
+        /// Offset in the header.
+        offset: usize,
+        /// The byte.
+        found: u8,
+    },
+    /// The block says that it has no elements; such a block is never written.
+    #[error("block has {rows} rows of {columns} columns: an empty block is never written")]
+    EmptyBlock {
+        /// Rows in the header.
+        rows: u32,
+        /// Columns in the header.
+        columns: u32,
+    },
+    /// The block says that it has more raw bytes than any block may have.
+    #[error("block has {rows} rows of {columns} {dtype} columns, more than {MAX_BLOCK_RAW_BYTES} bytes")]
+    BlockTooLarge {
+        /// Rows in the header.
+        rows: u32,
+        /// Columns in the header.
+        columns: u32,
+        /// Dtype in the header.
+        dtype: Dtype,
+    },
+    /// A header field contradicts the others.
+    #[error("{field} in the block header is {found}, expected {expected}")]
+    Field {
+        /// The field's name in FORMAT.md.
+        field: &'static str,
+        /// Its value.
+        found: u32,
+        /// The value that the other fields ask for.
+        expected: u64,
+    },
+    /// The bytes are not those that the encoder wrote.
+    #[error("block checksum is {computed:#010x}, its header says {stored:#010x}: the bytes are damaged")]
+    Checksum {
+        /// CRC32C in the header.
+        stored: u32,
+        /// CRC32C of the bytes.
+        computed: u32,
+    },
+}

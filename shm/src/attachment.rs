@@ -1,0 +1,382 @@
+//! A client's side of one namespace: its mapped segments, its page, and the guards under which it reads.
+//!
+//! Everything a reader needs is here, and taking a guard makes no system call and waits for nobody.
+//! A guard is a lease with a check: the session is alive, the process is the one that attached, and the tensor is
+//! still the publication that the handle was opened on.
+
+#![expect(unsafe_code, reason = "hands out published bytes under a lease; owns the table of mapped segments")]
+
+use std::cell::Cell;
+use std::ops::Deref;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+
+use crate::epoch;
+use crate::error::{Error, Result};
+use crate::fork::ForkCookie;
+use crate::layout::{
+    LAYOUT_VERSION, MAX_SEGMENTS, SEGMENT_SPAN_UNITS, generation, header, page, slot, table,
+};
+use crate::page::{ClientPage, Counter, NamespaceId, check_fields, spread};
+use crate::pool::in_segment;
+use crate::publish::is_published;
+use crate::ring::Changed;
+use crate::segment::{ClientSegment, SegmentKind};
+use crate::sync::{AtomicU64, Ordering};
+use crate::types::{BlockWord, SlotIdx, UNIT_BYTES, index};
+
+/// Where a handle's tensor is: what the daemon answers to `open`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SlotRef {
+    /// Address of the slot in units of the directory.
+    pub address: u64,
+    /// Its index.
+    pub idx: SlotIdx,
+    /// The epoch in which it was published.
+    pub publication: u64,
+}
+
+/// Why no guard was given, or why it could not read on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoGuard {
+    /// This process is a fork of the one that attached.
+    Forked,
+    /// The daemon has hung up.
+    HungUp,
+    /// Every lease of the page is taken.
+    TooManyLeases,
+    /// The slot holds another publication now.
+    Replaced,
+    /// The session thread has not mapped this segment yet.
+    NotMapped(SegmentKind, usize),
+    /// The directory says something that cannot be: an address outside its segment.
+    Corrupt,
+}
+
+/// The mapped segments of one kind, by index.
+struct SegmentTable(Box<[AtomicPtr<ClientSegment>]>);
+
+impl SegmentTable {
+    fn new() -> Self {
+        // Zeroed by the system: only the pages of entries that are used ever exist.
+        // SAFETY: all zeros is the null pointer, a valid `AtomicPtr`.
+        Self(unsafe { Box::<[AtomicPtr<ClientSegment>]>::new_zeroed_slice(MAX_SEGMENTS).assume_init() })
+    }
+
+    #[inline]
+    fn get(&self, segment_idx: usize) -> Option<&ClientSegment> {
+        // Acquire: pairs with the Release in `insert`; the mapping is whole when its pointer is seen.
+        let pointer = self.0.get(segment_idx)?.load(Ordering::Acquire);
+        // SAFETY: the pointer is null or from `insert`, and is freed only by `remove`, whose caller promises that
+        // nobody reads the segment, or with the table, which this borrows.
+        unsafe { pointer.as_ref() }
+    }
+
+    /// Puts a segment at a vacant index; says whether it was vacant.
+    fn insert(&self, segment_idx: usize, segment: ClientSegment) -> bool {
+        let Some(entry) = self.0.get(segment_idx) else { return false };
+        let pointer = Box::into_raw(Box::new(segment));
+        // Release: pairs with the Acquire in `get`.
+        if entry.compare_exchange(null_mut(), pointer, Ordering::Release, Ordering::Relaxed).is_err() {
+            // SAFETY: the pointer was made above and given to nobody.
+            drop(unsafe { Box::from_raw(pointer) });
+            return false;
+        }
+        true
+    }
+
+    /// Unmaps a segment; says whether it was there.
+    ///
+    /// # Safety
+    /// - No guard reads the segment: no word that a live lease covers addresses it.
+    unsafe fn remove(&self, segment_idx: usize) -> bool {
+        let Some(entry) = self.0.get(segment_idx) else { return false };
+        let pointer = entry.swap(null_mut(), Ordering::AcqRel);
+        if pointer.is_null() {
+            return false;
+        }
+        // SAFETY: the pointer came from `Box::into_raw` in `insert`, and the swap made this its only owner.
+        drop(unsafe { Box::from_raw(pointer) });
+        true
+    }
+}
+
+impl Drop for SegmentTable {
+    fn drop(&mut self) {
+        for entry in &mut self.0 {
+            let pointer = std::mem::replace(entry.get_mut(), null_mut());
+            if !pointer.is_null() {
+                // SAFETY: the pointer came from `Box::into_raw` in `insert`; `&mut self` means no reader is left.
+                drop(unsafe { Box::from_raw(pointer) });
+            }
+        }
+    }
+}
+
+/// A client's view of one namespace.
+pub struct Attachment {
+    id: NamespaceId,
+    data: SegmentTable,
+    directory: SegmentTable,
+    page: ClientPage,
+    claimed: Box<[AtomicBool]>,
+    cookie: ForkCookie,
+    hung_up: Arc<AtomicBool>,
+}
+
+impl std::fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attachment").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Attachment {
+    /// Maps the client page and segment 0 of the directory, and checks both headers.
+    ///
+    /// `hung_up` is the session's flag: once it is set, no guard is given.
+    ///
+    /// # Errors
+    /// [`Error::Descriptor`] or [`Error::Layout`] when what came is not what this build can read.
+    pub fn new(
+        id: NamespaceId,
+        page: BorrowedFd<'_>,
+        header: (OwnedFd, u64),
+        cookie: ForkCookie,
+        hung_up: Arc<AtomicBool>,
+    ) -> Result<Self> {
+        let page = ClientPage::adopt(page, id)?;
+        let segment = ClientSegment::adopt(header.0, header.1)?;
+        let read = |at| segment.map.word(at).map_or(0, |word| word.load(Ordering::Acquire));
+        let expected = [
+            (header::VERSION_AT, "layout version", u64::from(LAYOUT_VERSION)),
+            (header::MAGIC_AT, "magic", header::MAGIC),
+            (header::INSTANCE_AT, "instance", id.instance),
+            (header::NAMESPACE_AT, "namespace", u64::from(id.namespace)),
+            (header::RING_CAPACITY_AT, "ring capacity", header::RING_CAPACITY),
+        ];
+        check_fields("directory", expected, read)?;
+        if segment.map.len() < header::END {
+            return Err(Error::OutOfSegment { what: "the directory header", address: 0, len: header::END });
+        }
+        let this = Self {
+            id,
+            data: SegmentTable::new(),
+            directory: SegmentTable::new(),
+            page,
+            claimed: (0..page::N_LEASES).map(|_| AtomicBool::new(false)).collect(),
+            cookie,
+            hung_up,
+        };
+        this.directory.insert(0, segment);
+        Ok(this)
+    }
+
+    /// Which namespace of which daemon this is.
+    pub fn id(&self) -> NamespaceId {
+        self.id
+    }
+
+    /// The client page.
+    pub fn page(&self) -> &ClientPage {
+        &self.page
+    }
+
+    /// Session thread: maps a segment that the daemon announced; one that is mapped already is left alone.
+    ///
+    /// # Errors
+    /// [`Error::Descriptor`] when it is not sealed as a segment, [`Error::Map`] when it cannot be mapped.
+    pub fn map(&self, kind: SegmentKind, segment_idx: usize, fd: OwnedFd, len: u64) -> Result<()> {
+        if self.table(kind).get(segment_idx).is_none() {
+            self.table(kind).insert(segment_idx, ClientSegment::adopt(fd, len)?);
+        }
+        Ok(())
+    }
+
+    /// Session thread: fills the page tables of a mapped segment; advisory.
+    ///
+    /// Must not run while the same thread could be told to unmap the segment.
+    pub fn prefault(&self, kind: SegmentKind, segment_idx: usize) {
+        if let Some(segment) = self.table(kind).get(segment_idx) {
+            segment.prefault();
+        }
+    }
+
+    /// Session thread: unmaps a segment that the daemon has retired; says whether it was mapped.
+    pub fn unmap(&self, kind: SegmentKind, segment_idx: usize) -> bool {
+        // SAFETY: the daemon retires a segment only when no extent in it is in use, and an extent stays in use as
+        // long as a lease may cover a word that addresses it (`epoch::is_held`); so no guard reads the segment.
+        unsafe { self.table(kind).remove(segment_idx) }
+    }
+
+    /// Whether the session thread has mapped a segment.
+    pub fn is_mapped(&self, kind: SegmentKind, segment_idx: usize) -> bool {
+        self.table(kind).get(segment_idx).is_some()
+    }
+
+    fn table(&self, kind: SegmentKind) -> &SegmentTable {
+        match kind {
+            SegmentKind::Data => &self.data,
+            SegmentKind::Directory => &self.directory,
+        }
+    }
+
+    #[inline]
+    fn words(&self, address: u64, count: u64) -> core::result::Result<&[AtomicU64], NoGuard> {
+        let segment_idx = index(address / SEGMENT_SPAN_UNITS);
+        let segment = self.directory.get(segment_idx);
+        let segment = segment.ok_or(NoGuard::NotMapped(SegmentKind::Directory, segment_idx))?;
+        segment.map.words(in_segment(address), count).ok_or(NoGuard::Corrupt)
+    }
+
+    #[inline]
+    fn epoch(&self) -> &AtomicU64 {
+        let header = self.directory.get(0).expect("segment 0 is mapped by `new` and never retired");
+        header.map.word(header::EPOCH_AT).expect("the header's length was checked by `new`")
+    }
+
+    fn claim(&self) -> Option<usize> {
+        static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static FIRST: Cell<usize> = Cell::new(NEXT_THREAD.fetch_add(1, Ordering::Relaxed));
+        }
+        let first = FIRST.get();
+        // Acquire: pairs with the Release in `Guard::drop`, so that one lease word has one owner at a time.
+        (0..self.claimed.len()).map(|n| spread(first + n)).find(|&lease| {
+            let claimed = &self.claimed[lease];
+            !claimed.load(Ordering::Relaxed) && !claimed.swap(true, Ordering::Acquire)
+        })
+    }
+}
+
+/// Leave to read one tensor, until dropped.
+#[derive(Debug)]
+pub struct Guard<A: Deref<Target = Attachment>> {
+    attachment: A,
+    lease_idx: usize,
+    slot: SlotRef,
+}
+
+impl<A: Deref<Target = Attachment>> Guard<A> {
+    /// Takes a lease on `slot` and checks that it is still the same publication.
+    ///
+    /// # Errors
+    /// [`NoGuard`]: nothing is held then.
+    #[inline]
+    pub fn new(attachment: A, slot: SlotRef) -> core::result::Result<Self, NoGuard> {
+        if !attachment.cookie.is_here() {
+            return Err(NoGuard::Forked);
+        }
+        if attachment.hung_up.load(Ordering::Acquire) {
+            return Err(NoGuard::HungUp);
+        }
+        let lease_idx = attachment.claim().ok_or(NoGuard::TooManyLeases)?;
+        epoch::begin(&attachment.page.leases()[lease_idx], attachment.epoch(), slot.idx);
+        // From here on dropping the guard ends the lease.
+        let this = Self { attachment, lease_idx, slot };
+        let words = this.slot_words()?;
+        if !is_published(&words[index(slot::PUBLICATION_AT / 8)], slot.publication) {
+            return Err(NoGuard::Replaced);
+        }
+        Ok(this)
+    }
+
+    #[inline]
+    fn slot_words(&self) -> core::result::Result<&[AtomicU64], NoGuard> {
+        self.attachment.words(self.slot.address, slot::BYTES / 8)
+    }
+
+    #[inline]
+    fn slot_field(&self, at: u64) -> core::result::Result<u64, NoGuard> {
+        // Relaxed: the Acquire of the publication check came first.
+        Ok(self.slot_words()?[index(at / 8)].load(Ordering::Relaxed))
+    }
+
+    /// The block words; read each with `publish::load_word`.
+    ///
+    /// # Errors
+    /// [`NoGuard::NotMapped`]: drop the guard, wait for the session thread, try again.
+    #[inline]
+    pub fn words(&self) -> core::result::Result<&[AtomicU64], NoGuard> {
+        let first = self.slot_field(slot::TABLE_AT)?.saturating_add(table::WORDS_AT / UNIT_BYTES);
+        self.attachment.words(first, self.slot_field(slot::N_BLOCKS_AT)?)
+    }
+
+    /// The tensor's revision: how many updates this publication has seen.
+    ///
+    /// # Errors
+    /// As [`Guard::words`].
+    pub fn revision(&self) -> core::result::Result<u64, NoGuard> {
+        // Acquire: an update stores its words before it counts itself.
+        Ok(self.attachment.words(self.slot_field(slot::TABLE_AT)?, 1)?[0].load(Ordering::Acquire))
+    }
+
+    /// Number and bytes of the metadata that a block word's generation index names.
+    ///
+    /// # Errors
+    /// As [`Guard::words`]; [`NoGuard::Corrupt`] for an index beyond the table.
+    pub fn generation(&self, generation_idx: u8) -> core::result::Result<(u32, &[u8]), NoGuard> {
+        if u64::from(generation_idx) >= self.slot_field(slot::N_GENERATIONS_AT)? {
+            return Err(NoGuard::Corrupt);
+        }
+        let entries = self.slot_field(slot::GENERATIONS_AT)?;
+        let words =
+            self.attachment.words(entries, (u64::from(generation_idx) + 1) * generation::ENTRY_BYTES / 8)?;
+        let at = |field: u64| index((u64::from(generation_idx) * generation::ENTRY_BYTES + field) / 8);
+        let number_and_len = words[at(generation::NUMBER_AND_LEN_AT)].load(Ordering::Acquire);
+        let address = words[at(generation::METADATA_AT)].load(Ordering::Acquire);
+        let bytes = self.data(address, number_and_len & 0xFFFF_FFFF)?;
+        Ok((u32::try_from(number_and_len >> 32).map_err(|_| NoGuard::Corrupt)?, bytes))
+    }
+
+    /// `len` stored bytes of a block, from the start of its extent on.
+    ///
+    /// `len` is what the tensor's geometry says, or what the block's own checked header says: at most the extent.
+    ///
+    /// # Errors
+    /// As [`Guard::words`]; [`NoGuard::Corrupt`] when that passes the end of the segment.
+    #[inline]
+    pub fn stored(&self, word: BlockWord, len: u64) -> core::result::Result<&[u8], NoGuard> {
+        self.data(word.offset(), len)
+    }
+
+    #[inline]
+    fn data(&self, address: u64, len: u64) -> core::result::Result<&[u8], NoGuard> {
+        let segment_idx = index(address / SEGMENT_SPAN_UNITS);
+        let segment = self.attachment.data.get(segment_idx);
+        let map = &segment.ok_or(NoGuard::NotMapped(SegmentKind::Data, segment_idx))?.map;
+        // SAFETY: the word that gave the address is current under this guard's lease, so the daemon, the only
+        // writer of the pool, frees and rewrites its extent only after the lease ends; and `len` stays within the
+        // extent, since it comes from the geometry that sized it or from the header of the block itself.
+        unsafe { map.bytes(in_segment(address), len) }.ok_or(NoGuard::Corrupt)
+    }
+
+    /// Adds to a counter of the client page.
+    #[inline]
+    pub fn count(&self, counter: Counter, amount: u64) {
+        self.attachment.page.count(self.lease_idx, counter, amount);
+    }
+
+    /// Records an access to a block for the eviction policy; the caller samples.
+    pub fn record_access(&self, block_idx: u64) {
+        self.attachment.page.record_access(Changed { slot: self.slot.idx, block_idx });
+    }
+
+    /// Whether the process that took this guard is the one that asks: a fork must not read on.
+    pub fn is_here(&self) -> bool {
+        self.attachment.cookie.is_here()
+    }
+}
+
+impl<A: Deref<Target = Attachment>> Drop for Guard<A> {
+    #[inline]
+    fn drop(&mut self) {
+        // A fork has its parent's guards in its memory, and the page is shared: they are not its to end.
+        if self.attachment.cookie.is_here() {
+            epoch::end(&self.attachment.page.leases()[self.lease_idx]);
+            // Release: pairs with the Acquire in `claim`.
+            self.attachment.claimed[self.lease_idx].store(false, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The daemon's side of a namespace's directory: header, slots, block tables, generation tables.
+//!
+//! A slot's memory is never used for anything but slots, so that a stale handle that looks at it can only see
+//! another publication.
+
+use std::sync::Arc;
+
+use crate::epoch::{Stamp, retire};
+use crate::error::{Error, Result};
+use crate::layout::{LAYOUT_VERSION, generation, header, slot, table};
+use crate::page::NamespaceId;
+use crate::pool::Pool;
+use crate::publish::{publish_slot, unpublish_slot};
+use crate::ring::{Changed, Ring};
+use crate::segment::Segment;
+use crate::sync::{AtomicU64, Ordering};
+use crate::types::{BlockWord, Extent, SlotIdx, UNIT_BYTES};
+
+/// A slot of the directory, taken or free; whoever holds one owns it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Slot {
+    idx: SlotIdx,
+    address: u64,
+}
+
+impl Slot {
+    /// Its index, as leases store it.
+    pub fn idx(&self) -> SlotIdx {
+        self.idx
+    }
+
+    /// Its address in units of the directory.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+/// What a slot says about its tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotFields<'a> {
+    /// The block table.
+    pub table: &'a Extent,
+    /// Blocks.
+    pub n_blocks: u64,
+    /// The generation table.
+    pub generations: &'a Extent,
+    /// Dtype number.
+    pub dtype: u8,
+    /// Access number.
+    pub access: u8,
+    /// Gather rows.
+    pub n_rows: u64,
+    /// Bytes of a gather row.
+    pub row_bytes: u64,
+    /// Raw bytes of the tensor.
+    pub raw_bytes: u64,
+}
+
+/// The directory of one namespace.
+#[derive(Debug)]
+pub struct Directory {
+    pool: Pool,
+    header: Arc<Segment>,
+    free_slots: Vec<Slot>,
+    slots_made: u32,
+}
+
+impl Directory {
+    /// A directory whose segment 0 is `segment`.
+    ///
+    /// # Panics
+    /// When the segment is shorter than `layout::MIN_SEGMENT_BYTES`.
+    pub fn new(segment: Segment, id: NamespaceId) -> Self {
+        let (mut pool, header) = (Pool::default(), Arc::new(segment));
+        let first = pool.next_index().expect("an empty pool has every index");
+        pool.add(first, Arc::clone(&header), header::END);
+        let this = Self { pool, header, free_slots: Vec::new(), slots_made: 0 };
+        this.word(header::MAGIC_AT).store(header::MAGIC, Ordering::Relaxed);
+        this.word(header::INSTANCE_AT).store(id.instance, Ordering::Relaxed);
+        this.word(header::NAMESPACE_AT).store(u64::from(id.namespace), Ordering::Relaxed);
+        this.word(header::RING_CAPACITY_AT).store(header::RING_CAPACITY, Ordering::Relaxed);
+        this.word(header::EPOCH_AT).store(1, Ordering::Relaxed);
+        // Release: the header is whole when its version is seen.
+        this.word(header::VERSION_AT).store(u64::from(LAYOUT_VERSION), Ordering::Release);
+        this
+    }
+
+    fn word(&self, at: u64) -> &AtomicU64 {
+        self.header.word(at).expect("segment 0 holds the header")
+    }
+
+    /// The segments and what is free in them.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// As [`Directory::pool`], to grow it or free extents.
+    pub fn pool_mut(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+
+    /// Steps the epoch; `None` at the end of the clock.
+    pub fn retire(&self) -> Option<Stamp> {
+        retire(self.word(header::EPOCH_AT))
+    }
+
+    /// The current epoch.
+    pub fn epoch(&self) -> u64 {
+        self.word(header::EPOCH_AT).load(Ordering::Acquire)
+    }
+
+    /// Tells device copies of a changed block.
+    ///
+    /// # Panics
+    /// Never: segment 0 holds the ring.
+    pub fn push_changed(&self, changed: Changed) {
+        let entries = self.header.words(header::RING_AT, header::RING_CAPACITY);
+        Ring::new(self.word(header::RING_HEAD_AT), entries.expect("segment 0 holds the ring")).push(changed);
+    }
+
+    /// Takes a free slot; `None` when there is no room for another slab.
+    pub fn take_slot(&mut self) -> Option<Slot> {
+        if self.free_slots.is_empty() {
+            let slab = self.pool.allocate(slot::PER_SLAB * slot::BYTES)?.freeze();
+            for n in (0..slot::PER_SLAB).rev() {
+                let idx = SlotIdx::new(self.slots_made.checked_add(u32::try_from(n).ok()?)?)?;
+                self.free_slots.push(Slot { idx, address: slab.offset() + n * (slot::BYTES / UNIT_BYTES) });
+            }
+            self.slots_made += u32::try_from(slot::PER_SLAB).ok()?;
+        }
+        self.free_slots.pop()
+    }
+
+    /// Gives a slot back: it was never published, or the lease rule allows its reuse.
+    pub fn give_slot(&mut self, slot: Slot) {
+        self.free_slots.push(slot);
+    }
+
+    /// Makes a block table with these words; `None` when there is no room.
+    pub fn new_table(&mut self, words: &[BlockWord]) -> Option<Extent> {
+        let table = self.pool.allocate(table::bytes(words.len() as u64)?)?.freeze();
+        let header_words = table::WORDS_AT / 8;
+        let all = self.pool.words(table.offset(), words.len() as u64 + header_words).ok()?;
+        for (n, shared) in all.iter().enumerate() {
+            let word = n.checked_sub(crate::types::index(header_words)).map_or(0, |n| words[n].bits());
+            // Relaxed: the slot's publication reveals the table.
+            shared.store(word, Ordering::Relaxed);
+        }
+        Some(table)
+    }
+
+    /// Makes an empty generation table; `None` when there is no room.
+    pub fn new_generations(&mut self) -> Option<Extent> {
+        let len = generation::ENTRIES * generation::ENTRY_BYTES;
+        let table = self.pool.allocate(len)?.freeze();
+        self.pool
+            .words(table.offset(), len / 8)
+            .ok()?
+            .iter()
+            .for_each(|word| word.store(0, Ordering::Relaxed));
+        Some(table)
+    }
+
+    /// The words of a block table.
+    ///
+    /// # Errors
+    /// [`Error::OutOfSegment`] when the table is shorter.
+    pub fn table_words(&self, table: &Extent, n_blocks: u64) -> Result<&[AtomicU64]> {
+        let first = table.offset() + table::WORDS_AT / UNIT_BYTES;
+        if table::bytes(n_blocks).is_none_or(|needed| needed > table.len_bytes()) {
+            return Err(Error::OutOfSegment {
+                what: "a block table",
+                address: first,
+                len: n_blocks.saturating_mul(8),
+            });
+        }
+        self.pool.words(first, n_blocks)
+    }
+
+    /// Fills a free slot and reveals it; returns the epoch of this publication.
+    ///
+    /// # Errors
+    /// [`Error::OutOfSegment`] when the slot is not one of this directory.
+    pub fn publish(&self, slot: &Slot, fields: SlotFields<'_>) -> Result<u64> {
+        let words = self.pool.words(slot.address, slot::BYTES / 8)?;
+        let store = |at: u64, value: u64| words[crate::types::index(at / 8)].store(value, Ordering::Relaxed);
+        store(slot::INDEX_AT, u64::from(slot.idx.get()));
+        store(slot::TABLE_AT, fields.table.offset());
+        store(slot::N_BLOCKS_AT, fields.n_blocks);
+        store(slot::GENERATIONS_AT, fields.generations.offset());
+        store(slot::N_GENERATIONS_AT, generation::ENTRIES);
+        store(slot::DTYPE_AT, u64::from(fields.dtype) | u64::from(fields.access) << 8);
+        store(slot::N_ROWS_AT, fields.n_rows);
+        store(slot::ROW_BYTES_AT, fields.row_bytes);
+        store(slot::RAW_BYTES_AT, fields.raw_bytes);
+        let epoch = self.epoch();
+        publish_slot(&words[crate::types::index(slot::PUBLICATION_AT / 8)], epoch);
+        Ok(epoch)
+    }
+
+    /// Hides a slot; the caller steps the epoch and waits for the leases before it gives the slot back.
+    ///
+    /// # Errors
+    /// [`Error::OutOfSegment`] when the slot is not one of this directory.
+    pub fn unpublish(&self, slot: &Slot) -> Result<()> {
+        let words = self.pool.words(slot.address, slot::BYTES / 8)?;
+        unpublish_slot(&words[crate::types::index(slot::PUBLICATION_AT / 8)]);
+        Ok(())
+    }
+
+    /// The header segment, which clients get first.
+    ///
+    /// # Panics
+    /// Never: segment 0 is never taken out.
+    pub fn header_segment(&self) -> &Arc<Segment> {
+        self.pool.segment(0).expect("segment 0 stays, it holds the header")
+    }
+}

@@ -1,0 +1,191 @@
+//! Noticing a fork without a system call, and closing a child's copy of the session.
+//!
+//! A page that the kernel wipes in a forked child holds a random word; a session remembers the word it saw.
+//! In the child the word is zero, or another one if the child attached anew, so a look at it tells.
+//! The child's copies of the session sockets are replaced by `/dev/null` in an atfork handler:
+//! else a parent that dies would not look dead to the daemon, and its leases would hold memory.
+
+#![expect(
+    unsafe_code,
+    reason = "maps a page, registers the atfork handler, replaces descriptors in a forked child"
+)]
+
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicI32;
+
+use nix::errno::Errno;
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
+
+use crate::error::{Error, Result};
+use crate::sync::{AtomicU64, Ordering};
+
+/// Sessions of one process at a time whose sockets a forked child closes.
+const MAX_SOCKETS: usize = 256;
+const PAGE_BYTES: usize = 4096;
+
+/// Proof of which process a session belongs to.
+#[derive(Clone, Copy, Debug)]
+pub struct ForkCookie {
+    word: &'static AtomicU64,
+    seen: u64,
+}
+
+impl ForkCookie {
+    /// The cookie of the calling process.
+    ///
+    /// # Errors
+    /// [`Error::Map`] when the page cannot be mapped, [`Error::Io`] when the kernel gives no random number.
+    pub fn current() -> Result<Self> {
+        let word = page()?;
+        if word.load(Ordering::Relaxed) == 0 {
+            let fresh = random()? | 1;
+            // Another thread may have been first: whichever word is there is this process's.
+            let _ = word.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        Ok(Self { word, seen: word.load(Ordering::Relaxed) })
+    }
+
+    /// Whether the calling process is the one that this cookie was taken in.
+    #[inline]
+    pub fn is_here(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == self.seen
+    }
+}
+
+/// The word on the wiped page; made once per process image.
+fn page() -> Result<&'static AtomicU64> {
+    static PAGE: OnceLock<core::result::Result<&'static AtomicU64, Errno>> = OnceLock::new();
+    PAGE.get_or_init(make_page).map_err(|source| Error::Map { len: PAGE_BYTES as u64, source })
+}
+
+fn make_page() -> core::result::Result<&'static AtomicU64, Errno> {
+    let len = NonZeroUsize::new(PAGE_BYTES).ok_or(Errno::EINVAL)?;
+    let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: no address is given, so no existing mapping changes.
+    let base = unsafe { mmap_anonymous(None, len, protection, MapFlags::MAP_PRIVATE) }?;
+    // SAFETY: the range is the page mapped above; wiping happens in children only.
+    unsafe { madvise(base, PAGE_BYTES, MmapAdvise::MADV_WIPEONFORK) }?;
+    // SAFETY: the handler only makes async-signal-safe calls (`dup3`) and reads atomics.
+    let registered = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if registered != 0 {
+        return Err(Errno::from_raw(registered));
+    }
+    // SAFETY: the page is never unmapped, is aligned and zeroed, and is only touched through this atomic.
+    Ok(unsafe { base.cast::<AtomicU64>().as_ref() })
+}
+
+/// A number that no other process image has: from the kernel.
+///
+/// # Errors
+/// [`Error::Io`] when the kernel gives none.
+pub fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    // SAFETY: the buffer is valid for the length given.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if usize::try_from(got) != Ok(bytes.len()) {
+        return Err(Error::Io { operation: "get a random number", source: std::io::Error::last_os_error() });
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+static SOCKETS: [AtomicI32; MAX_SOCKETS] = [const { AtomicI32::new(-1) }; MAX_SOCKETS];
+static DEV_NULL: AtomicI32 = AtomicI32::new(-1);
+
+/// Runs in a forked child: the numbers stay valid, so whoever drops them closes what is his.
+extern "C" fn in_child() {
+    let null = DEV_NULL.load(Ordering::Relaxed);
+    for entry in &SOCKETS {
+        let socket = entry.load(Ordering::Relaxed);
+        if socket >= 0 && null >= 0 {
+            // SAFETY: `dup3` is async-signal-safe; `socket` is open and owned by a `SessionSocket` of this image.
+            unsafe { libc::dup3(null, socket, libc::O_CLOEXEC) };
+        }
+    }
+}
+
+/// A session's socket that a forked child does not keep open.
+#[derive(Debug)]
+pub struct SessionSocket {
+    fd: OwnedFd,
+    entry: Option<usize>,
+}
+
+impl SessionSocket {
+    /// Registers a connected socket; beyond 256 in one process, a child keeps its copy.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when `/dev/null` cannot be opened.
+    pub fn new(fd: OwnedFd) -> Result<Self> {
+        static NULL: OnceLock<core::result::Result<OwnedFd, i32>> = OnceLock::new();
+        let null = NULL.get_or_init(|| {
+            let file = std::fs::File::open("/dev/null");
+            file.map(OwnedFd::from).map_err(|error| error.raw_os_error().unwrap_or(0))
+        });
+        let null = null.as_ref().map_err(|errno| Error::Io {
+            operation: "open /dev/null",
+            source: std::io::Error::from_raw_os_error(*errno),
+        })?;
+        DEV_NULL.store(null.as_raw_fd(), Ordering::Relaxed);
+        let number = fd.as_raw_fd();
+        let entry = SOCKETS.iter().position(|entry| {
+            entry.compare_exchange(-1, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        });
+        Ok(Self { fd, entry })
+    }
+}
+
+impl AsFd for SessionSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for SessionSocket {
+    fn drop(&mut self) {
+        if let Some(entry) = self.entry {
+            SOCKETS[entry].store(-1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_at_home_in_its_own_process() {
+        let (a, b) = (ForkCookie::current().unwrap(), ForkCookie::current().unwrap());
+        assert!(a.is_here() && b.is_here() && a.seen == b.seen && a.seen != 0);
+    }
+
+    #[test]
+    fn a_forked_child_is_noticed_and_loses_the_socket() {
+        use nix::sys::socket::{AddressFamily, SockFlag, SockType, recv, socketpair};
+        use nix::sys::wait::{WaitStatus, waitpid};
+        use nix::unistd::{ForkResult, fork};
+
+        let cookie = ForkCookie::current().unwrap();
+        let (ours, theirs) =
+            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        let session = SessionSocket::new(ours).unwrap();
+        let (tell, told) = nix::unistd::pipe().unwrap();
+        // SAFETY: the child makes only async-signal-safe calls before `_exit`.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                let mut byte = [0];
+                // Wait until the parent has dropped its end, so that only a kept copy could hold the socket open.
+                let _ = nix::unistd::read(&tell, &mut byte);
+                // SAFETY: ends the child without running destructors.
+                unsafe { libc::_exit(i32::from(cookie.is_here())) };
+            }
+            ForkResult::Parent { child } => {
+                drop(session);
+                assert_eq!(recv(theirs.as_raw_fd(), &mut [0; 8], nix::sys::socket::MsgFlags::empty()), Ok(0));
+                nix::unistd::write(&told, b"x").unwrap();
+                assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+            }
+        }
+    }
+}

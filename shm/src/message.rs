@@ -1,0 +1,452 @@
+//! The messages between client and daemon: types, sizes, encoding.
+//!
+//! A message is a CRC32C of the rest (4 bytes, little-endian), then one postcard value, at most
+//! [`MAX_MESSAGE_BYTES`] together, in one packet.
+//! The first exchange is [`Hello`] and [`HelloReply`]; their first fields never change, so that two releases can
+//! at least tell each other their versions.
+//! Descriptors travel only with messages that name them.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::attachment::SlotRef;
+use crate::error::{Error, MessageFault, Result};
+use crate::page::NamespaceId;
+use crate::segment::SegmentKind;
+use crate::types::{Access, CodecId, Dtype};
+
+/// Versions of the protocol; LAYOUT.md lists their messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Protocol {
+    /// Puts, gets and lists over raw blocks.
+    V1 = 1,
+}
+
+/// The version that this build speaks.
+pub const PROTOCOL_VERSION: u16 = Protocol::V1 as u16;
+
+/// Bytes of a message, checksum included.
+pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
+/// Bytes that a [`Blob`] carries within the message.
+pub const MAX_INLINE_BYTES: usize = 16 << 10;
+/// Raw bytes of one chunk of a put.
+pub const MAX_CHUNK_BYTES: u64 = 16 << 20;
+/// Bytes of a tensor's name.
+pub const MAX_NAME_BYTES: usize = 4096;
+/// Bytes of a namespace's name.
+pub const MAX_NAMESPACE_BYTES: usize = 255;
+/// Dimensions of a tensor.
+pub const MAX_RANK: usize = 64;
+/// Bytes of a file's metadata, as JSON.
+pub const MAX_FILE_METADATA_BYTES: u64 = 16 << 20;
+const CHECKSUM_BYTES: usize = 4;
+
+/// The first message of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The protocol version that the client speaks.
+    pub protocol: u16,
+    /// The layout version that the client reads.
+    pub layout: u16,
+    /// Optional features that the client understands; none exist yet.
+    pub features: u64,
+    /// Name and version of the program, for logs.
+    pub software: String,
+}
+
+/// The daemon's answer to [`Hello`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HelloReply {
+    /// The session stands.
+    Welcome {
+        /// The protocol version of the daemon.
+        protocol: u16,
+        /// The layout version of the daemon.
+        layout: u16,
+        /// The daemon's instance id.
+        instance: u64,
+        /// Features that both sides have.
+        features: u64,
+        /// Name and version of the daemon, for logs.
+        software: String,
+    },
+    /// No session.
+    Refused {
+        /// The protocol version of the daemon.
+        protocol: u16,
+        /// The layout version of the daemon.
+        layout: u16,
+        /// Why.
+        refusal: Refusal,
+    },
+}
+
+/// From a client, after `Hello`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClientMessage {
+    /// Something that is answered with a [`DaemonMessage::Reply`] of the same id.
+    Request {
+        /// Chosen by the client, given back in the reply.
+        id: u64,
+        /// Milliseconds after which the client no longer waits.
+        deadline_ms: u32,
+        /// What is asked.
+        request: Request,
+    },
+    /// The client has unmapped segments that the daemon retired.
+    Unmapped {
+        /// Their namespace.
+        namespace: u32,
+        /// Which.
+        segments: Vec<SegmentId>,
+    },
+}
+
+/// What a client asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Read access to a namespace: [`Reply::Attached`], then its segments.
+    Attach {
+        /// Its name.
+        namespace: String,
+    },
+    /// A handle to a tensor: [`Reply::Opened`].
+    Open {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The metadata of the file that a tensor came from: [`Reply::FileMetadata`].
+    FileMetadata {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// Begins a put: [`Reply::Transfer`]. Names one descriptor when `file_metadata` does.
+    PutBegin(PutBegin),
+    /// Blocks of a put: [`Reply::Done`]. Names one descriptor when `data` does.
+    PutChunk {
+        /// From [`Reply::Transfer`].
+        transfer: u64,
+        /// The first block in `data`.
+        first_block: u64,
+        /// Whole blocks, raw.
+        data: Blob,
+    },
+    /// Makes a put visible: [`Reply::Committed`].
+    PutCommit {
+        /// From [`Reply::Transfer`].
+        transfer: u64,
+    },
+    /// Ends a put without a trace: [`Reply::Done`].
+    PutAbort {
+        /// From [`Reply::Transfer`].
+        transfer: u64,
+    },
+    /// Removes a tensor: [`Reply::Done`].
+    Remove {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// A page of the list, sorted: [`Reply::Listed`].
+    List {
+        /// One namespace, or all.
+        namespace: Option<String>,
+        /// The (namespace, name) after which the page starts.
+        after: Option<(String, String)>,
+    },
+}
+
+/// Begins a put.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutBegin {
+    /// The namespace; it is made when it does not exist.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+    /// The dtype.
+    pub dtype: Dtype,
+    /// The shape, outermost dimension first.
+    pub shape: Vec<u64>,
+    /// What the blocks are cut for.
+    pub access: Access,
+    /// Elements of a row, for tensors of rank 1.
+    pub row_elems: Option<u64>,
+    /// Whether a tensor of that name is replaced.
+    pub overwrite: bool,
+    /// The metadata of the file it comes from: JSON, an object of strings.
+    pub file_metadata: Option<Blob>,
+}
+
+/// Bytes in a message, or in a sealed memory file beside it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Blob {
+    /// In the message: at most [`MAX_INLINE_BYTES`].
+    Inline(Vec<u8>),
+    /// In the descriptor that comes with the message.
+    Descriptor {
+        /// Its length in bytes.
+        len: u64,
+    },
+}
+
+/// From the daemon, after `HelloReply`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DaemonMessage {
+    /// The answer to a request.
+    Reply {
+        /// The id of the request.
+        id: u64,
+        /// What came of it.
+        result: core::result::Result<Reply, Refusal>,
+    },
+    /// Segments to map; names one descriptor each, in order.
+    Segments {
+        /// Their namespace.
+        namespace: u32,
+        /// Which, with their lengths.
+        segments: Vec<(SegmentId, u64)>,
+    },
+    /// Segments to unmap, each answered with [`ClientMessage::Unmapped`].
+    Retired {
+        /// Their namespace.
+        namespace: u32,
+        /// Which.
+        segments: Vec<SegmentId>,
+    },
+}
+
+impl DaemonMessage {
+    /// Descriptors that this message names.
+    pub fn descriptors(&self) -> usize {
+        match self {
+            Self::Reply { result: Ok(Reply::Attached { .. }), .. } => 2,
+            Self::Reply { result: Ok(Reply::FileMetadata(Some(Blob::Descriptor { .. }))), .. } => 1,
+            Self::Segments { segments, .. } => segments.len(),
+            Self::Reply { .. } | Self::Retired { .. } => 0,
+        }
+    }
+}
+
+impl ClientMessage {
+    /// Descriptors that this message names.
+    pub fn descriptors(&self) -> usize {
+        let blob = match self {
+            Self::Request { request: Request::PutBegin(begin), .. } => begin.file_metadata.as_ref(),
+            Self::Request { request: Request::PutChunk { data, .. }, .. } => Some(data),
+            Self::Request { .. } | Self::Unmapped { .. } => None,
+        };
+        usize::from(matches!(blob, Some(Blob::Descriptor { .. })))
+    }
+}
+
+/// Checks that as many descriptors came as a message names.
+///
+/// # Errors
+/// [`Error::Malformed`] with both numbers.
+pub fn check_descriptors(needed: usize, found: usize) -> Result<()> {
+    if needed == found {
+        return Ok(());
+    }
+    Err(Error::Malformed { len: 0, fault: MessageFault::Descriptors { found, needed } })
+}
+
+/// A segment of a namespace, and which one of those that had its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SegmentId {
+    /// What it holds.
+    pub kind: SegmentKind,
+    /// Its index.
+    pub index: u32,
+    /// Never used twice by one daemon.
+    pub serial: u64,
+}
+
+/// What a request gives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done, nothing to tell.
+    Done,
+    /// Names two descriptors: the client page, segment 0 of the directory.
+    Attached {
+        /// Which namespace.
+        id: NamespaceId,
+        /// Bytes of segment 0 of the directory.
+        header_len: u64,
+        /// Which segment that is.
+        header: SegmentId,
+    },
+    /// A tensor.
+    Opened {
+        /// What `list` says about it.
+        entry: Entry,
+        /// Elements of a row, for tensors of rank 1.
+        row_elems: Option<u64>,
+        /// Where it is.
+        slot: SlotRef,
+    },
+    /// The metadata of the file that a tensor came from: JSON, an object of strings.
+    FileMetadata(
+        /// Names one descriptor when it is one.
+        Option<Blob>,
+    ),
+    /// A put has begun.
+    Transfer {
+        /// Names it in the requests that follow.
+        transfer: u64,
+    },
+    /// A put is visible.
+    Committed(
+        /// What `list` says about it.
+        Entry,
+    ),
+    /// A page of the list.
+    Listed {
+        /// In order.
+        entries: Vec<Entry>,
+        /// Whether there are more after the last.
+        more: bool,
+    },
+}
+
+/// One tensor in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its dtype.
+    pub dtype: Dtype,
+    /// Its shape, outermost dimension first.
+    pub shape: Vec<u64>,
+    /// How its blocks are encoded.
+    pub codec: CodecId,
+    /// What its blocks are cut for.
+    pub access: Access,
+    /// Bytes of its elements.
+    pub raw_bytes: u64,
+    /// Bytes of its extents: blocks, overlays and metadata, rounding included.
+    pub stored_bytes: u64,
+    /// Updates since it was put.
+    pub revision: u64,
+}
+
+macro_rules! error_codes {
+    ($($number:literal $variant:ident $doc:literal;)*) => {
+        /// Why a request was refused: closed, append-only.
+        ///
+        /// Expansion of one line: `#[doc = "Try again."] Busy = 1`, which `from_number(1)` gives back.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u16)]
+        #[non_exhaustive]
+        pub enum ErrorCode { $(#[doc = $doc] $variant = $number,)* }
+
+        impl ErrorCode {
+            /// Every code, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The code with this number.
+            pub const fn from_number(number: u16) -> Option<Self> {
+                match number { $($number => Some(Self::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+error_codes! {
+    1 Busy "A queue is full: try again.";
+    2 PoolFull "The pool has no room: remove tensors, or start the daemon with more.";
+    3 NotFound "No tensor or namespace of that name.";
+    4 Exists "A tensor of that name exists, and the put does not say to overwrite.";
+    5 Invalid "The request contradicts itself: a name, a shape, a chunk.";
+    6 Deadline "The request was not done in its time.";
+    7 Denied "The caller may not do that.";
+    8 Version "Client and daemon are of different versions.";
+    9 Limit "Too many sessions, transfers, namespaces or tensors.";
+    10 Stopping "The daemon is shutting down.";
+    11 Internal "The system refused the daemon something; its log has more.";
+}
+
+/// A refused request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// An [`ErrorCode`], as a number so that new ones pass.
+    pub code: u16,
+    /// One line for people: the cause, the numbers, what to do.
+    pub text: String,
+}
+
+impl Refusal {
+    /// A refusal with this code and text.
+    pub fn new(code: ErrorCode, text: impl Into<String>) -> Self {
+        Self { code: code as u16, text: text.into() }
+    }
+
+    /// The code, if this build knows it.
+    pub fn code(&self) -> Option<ErrorCode> {
+        ErrorCode::from_number(self.code)
+    }
+}
+
+/// Metadata of a file: what a safetensors header calls `__metadata__`.
+pub type FileMetadata = BTreeMap<String, String>;
+
+/// Encodes a message.
+///
+/// # Errors
+/// [`Error::MessageTooLong`] over [`MAX_MESSAGE_BYTES`].
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>> {
+    let undecodable = |_| Error::Malformed { len: 0, fault: MessageFault::Undecodable };
+    let mut bytes = postcard::to_extend(message, vec![0; CHECKSUM_BYTES]).map_err(undecodable)?;
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        return Err(Error::MessageTooLong { len: bytes.len(), limit: MAX_MESSAGE_BYTES });
+    }
+    let checksum = crc32c::crc32c(&bytes[CHECKSUM_BYTES..]);
+    bytes[..CHECKSUM_BYTES].copy_from_slice(&checksum.to_le_bytes());
+    Ok(bytes)
+}
+
+/// Decodes a message: any bytes give a value or an error, and nothing is allocated beyond their length.
+///
+/// # Errors
+/// [`Error::MessageTooLong`] or [`Error::Malformed`].
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    let (value, left) = take(bytes)?;
+    match left {
+        0 => Ok(value),
+        left => Err(Error::Malformed { len: bytes.len(), fault: MessageFault::LeftOver(left) }),
+    }
+}
+
+/// Decodes a [`Hello`] or [`HelloReply`]: fields that a later version appended are passed over.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_hello<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    take(bytes).map(|(value, _)| value)
+}
+
+fn take<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, usize)> {
+    let malformed = |fault| Error::Malformed { len: bytes.len(), fault };
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        return Err(Error::MessageTooLong { len: bytes.len(), limit: MAX_MESSAGE_BYTES });
+    }
+    let (checksum, rest) =
+        bytes.split_first_chunk::<CHECKSUM_BYTES>().ok_or(malformed(MessageFault::Short))?;
+    if u32::from_le_bytes(*checksum) != crc32c::crc32c(rest) {
+        return Err(malformed(MessageFault::Checksum));
+    }
+    let (value, left) = postcard::take_from_bytes(rest).map_err(|_| malformed(MessageFault::Undecodable))?;
+    Ok((value, left.len()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! What `stats.sock` says: one JSON document, the same type on both sides.
+
+use serde::{Deserialize, Serialize};
+
+use crate::page::Counts;
+
+/// The daemon's state at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Name and version of the daemon.
+    pub software: String,
+    /// The daemon's instance id, as hexadecimal text.
+    pub instance: String,
+    /// Seconds since it started.
+    pub uptime_s: f64,
+    /// Memory.
+    pub pool: PoolStats,
+    /// Every namespace, by name.
+    pub namespaces: Vec<NamespaceStats>,
+    /// Every session.
+    pub sessions: Vec<SessionStats>,
+    /// Puts that have begun and not ended.
+    pub transfers: u64,
+    /// Requests by outcome since the start.
+    pub requests: RequestStats,
+}
+
+/// Memory of the pool, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// What `--pool-size` allows for all segments together.
+    pub size_bytes: u64,
+    /// All segments, the ones on their way out included.
+    pub segment_bytes: u64,
+    /// Segments that are retired and that some client has not unmapped yet.
+    pub returning_bytes: u64,
+    /// Extents in use in data segments: visible tensors, puts under way, and what is retired but leased.
+    pub used_bytes: u64,
+    /// Raw bytes of visible tensors.
+    pub raw_bytes: u64,
+    /// Stored bytes of visible tensors.
+    pub stored_bytes: u64,
+    /// Extents of puts under way.
+    pub reserved_bytes: u64,
+    /// Retired extents that a lease still holds, or that were not looked at yet.
+    pub held_bytes: u64,
+    /// Page-locked bytes of segments.
+    pub locked_bytes: u64,
+    /// What `--lock` says.
+    pub lock: String,
+}
+
+/// One namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct NamespaceStats {
+    /// Its name.
+    pub name: String,
+    /// Visible tensors.
+    pub tensors: u64,
+    /// Their raw bytes.
+    pub raw_bytes: u64,
+    /// Their stored bytes.
+    pub stored_bytes: u64,
+    /// Extents in use in its data segments.
+    pub used_bytes: u64,
+    /// Extents in use in its directory: slots and tables.
+    pub directory_bytes: u64,
+    /// Retired extents that a lease still holds, or that were not looked at yet.
+    pub held_bytes: u64,
+    /// Bytes of its segments.
+    pub segment_bytes: u64,
+    /// The epoch.
+    pub epoch: u64,
+}
+
+/// One session.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SessionStats {
+    /// Number of the session.
+    pub session: u64,
+    /// The peer's process id; `None` when it is in another pid namespace.
+    pub pid: Option<i32>,
+    /// The peer's user id.
+    pub uid: u32,
+    /// What the peer calls itself.
+    pub software: String,
+    /// Namespaces it is attached to.
+    pub namespaces: Vec<String>,
+    /// Leases that are taken now.
+    pub leases: u64,
+    /// What its client pages count.
+    pub counts: Counts,
+    /// Whether the daemon has ended it and waits for the peer to close.
+    pub ended: bool,
+}
+
+/// Requests since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RequestStats {
+    /// Answered as asked.
+    pub done: u64,
+    /// Refused.
+    pub refused: u64,
+    /// Sessions that were ended for what they sent or did not read.
+    pub sessions_ended: u64,
+}
+
+impl Stats {
+    /// A document with nothing in it yet; fill the fields.
+    pub fn new(software: String, instance: u64) -> Self {
+        Self {
+            software,
+            instance: format!("{instance:016x}"),
+            uptime_s: 0.0,
+            pool: PoolStats::default(),
+            namespaces: Vec::new(),
+            sessions: Vec::new(),
+            transfers: 0,
+            requests: RequestStats::default(),
+        }
+    }
+}
