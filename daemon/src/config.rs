@@ -27,7 +27,7 @@ use layer::{Layer, Layers, Origin};
 pub const MAX_SEGMENT_BYTES: u64 = 64 * MIB;
 
 /// The smallest segment, and so the smallest pool.
-pub const MIN_SEGMENT_BYTES: u64 = MIB;
+pub const MIN_SEGMENT_BYTES: u64 = 2 * MIB;
 
 /// The number of sessions that every configuration allows at least.
 pub const MIN_SESSIONS: u64 = 256;

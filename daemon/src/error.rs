@@ -275,4 +275,39 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+
+    /// Shared memory or its sockets failed.
+    #[error("shared memory")]
+    Shm {
+        /// What failed.
+        #[source]
+        source: tierpack_shm::error::Error,
+    },
+
+    /// The kernel refused to poll.
+    #[error("wait for sockets")]
+    Poll {
+        /// The kernel's answer.
+        #[source]
+        source: Errno,
+    },
+
+    /// A worker found a broken invariant of our own.
+    #[error("a worker panicked, and the daemon ends rather than go on with what it may have broken: {text}")]
+    Panicked {
+        /// What the panic said.
+        text: String,
+    },
+}
+
+/// An error with its sources on one line, as logs and refusals show it.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    text
 }

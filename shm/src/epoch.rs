@@ -133,11 +133,43 @@ pub fn retire_by(rules: &Rules, epoch: &AtomicU64) -> Option<Stamp> {
     (stamp < MAX_EPOCH).then_some(Stamp(stamp))
 }
 
-/// Daemon: whether any of `leases` may still read what was retired from `slot` at `stamp`.
+/// The leases that were taken when the daemon looked.
 ///
 /// The words come from pages that clients write; whatever is in them only decides how long memory is held.
+#[derive(Clone, Debug, Default)]
+pub struct Leases(Vec<LeaseWord>);
+
+impl Leases {
+    /// Daemon: looks at the leases, after the step of the epoch ([`retire`]) of everything it will ask about.
+    pub fn scan<'a>(leases: impl IntoIterator<Item = &'a AtomicU64>) -> Self {
+        Self::scan_by(&Rules::SPEC, leases)
+    }
+
+    #[doc(hidden)]
+    pub fn scan_by<'a>(rules: &Rules, leases: impl IntoIterator<Item = &'a AtomicU64>) -> Self {
+        // Acquire: pairs with the Release stores in `begin` and `end`.
+        let words = leases.into_iter().map(|lease| lease.load(rules.scan_load));
+        Self(words.filter_map(LeaseWord::from_bits).collect())
+    }
+
+    /// Whether any of them may still read what was retired from `slot` at `stamp`.
+    pub fn hold(&self, stamp: Stamp, slot: SlotIdx) -> bool {
+        self.hold_by(&Rules::SPEC, stamp, slot)
+    }
+
+    #[doc(hidden)]
+    pub fn hold_by(&self, rules: &Rules, stamp: Stamp, slot: SlotIdx) -> bool {
+        self.0.iter().any(|lease| {
+            let same_slot = lease.slot == slot || lease.slot == SlotIdx::EVERY || slot == SlotIdx::EVERY;
+            let old = if rules.same_epoch_holds { lease.epoch <= stamp.0 } else { lease.epoch < stamp.0 };
+            same_slot && old
+        })
+    }
+}
+
+/// Daemon: whether any of `leases` may still read what was retired from `slot` at `stamp`.
 pub fn is_held<'a>(stamp: Stamp, slot: SlotIdx, leases: impl IntoIterator<Item = &'a AtomicU64>) -> bool {
-    is_held_by(&Rules::SPEC, stamp, slot, leases)
+    Leases::scan(leases).hold(stamp, slot)
 }
 
 #[doc(hidden)]
@@ -147,14 +179,7 @@ pub fn is_held_by<'a>(
     slot: SlotIdx,
     leases: impl IntoIterator<Item = &'a AtomicU64>,
 ) -> bool {
-    leases.into_iter().any(|lease| {
-        // Acquire: pairs with the Release stores in `begin` and `end`.
-        LeaseWord::from_bits(lease.load(rules.scan_load)).is_some_and(|lease| {
-            let same_slot = lease.slot == slot || lease.slot == SlotIdx::EVERY || slot == SlotIdx::EVERY;
-            let old = if rules.same_epoch_holds { lease.epoch <= stamp.0 } else { lease.epoch < stamp.0 };
-            same_slot && old
-        })
-    })
+    Leases::scan_by(rules, leases).hold_by(rules, stamp, slot)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -59,6 +59,21 @@ pub struct Counts {
     pub views: u64,
 }
 
+impl Counts {
+    /// The sum of two.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            gets: self.gets.wrapping_add(other.gets),
+            gathers: self.gathers.wrapping_add(other.gathers),
+            rows: self.rows.wrapping_add(other.rows),
+            bytes: self.bytes.wrapping_add(other.bytes),
+            retries: self.retries.wrapping_add(other.retries),
+            views: self.views.wrapping_add(other.views),
+        }
+    }
+}
+
 /// A mapped client page, on either side.
 #[derive(Debug)]
 pub struct ClientPage {

@@ -4,13 +4,32 @@
 //! A drainer reads from its own tail to the head, then reads the head again after an acquire fence:
 //! when the pusher may have come round (`head - tail >= capacity`), nothing it read can be trusted, and it fetches
 //! every word again.
-//! Source: design brief, section 3, "Ring of changed blocks"; explored by `tests/loom.rs`.
+//! Source: design brief, section 3, "Ring of changed blocks"; explored by `tests/loom.rs` together with the mutants
+//! of [`Rules`].
 
 use crate::sync::{AtomicU64, Ordering, fence_acquire};
 use crate::types::SlotIdx;
 
 /// Bits of a block index in an entry.
 pub const BLOCK_BITS: u32 = 40;
+
+/// The rules of the ring; loom shows that each mutant of [`Rules::SPEC`] breaks it.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub entry_store: Ordering,
+    /// Whether a drainer reads the head again after its entries.
+    pub second_look: bool,
+    /// Whether an acquire fence stands before that.
+    pub drain_fence: bool,
+    /// Entries beyond the capacity that a drainer may lag behind.
+    pub slack: u64,
+}
+
+impl Rules {
+    pub const SPEC: Self =
+        Self { entry_store: Ordering::Release, second_look: true, drain_fence: true, slack: 0 };
+}
 
 /// A block whose word changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,10 +88,16 @@ impl<'a> Ring<'a> {
 
     /// Daemon, one at a time: tells of one changed block.
     pub fn push(&self, changed: Changed) {
+        self.push_by(&Rules::SPEC, changed);
+    }
+
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn push_by(&self, rules: &Rules, changed: Changed) {
         let head = self.head.load(Ordering::Relaxed);
         // Release: pairs with the Acquire in `drain`; a drainer that sees this entry also sees the head that
         // came before it, so its second look at the head notices the lap.
-        self.entry(head).store(changed.bits(), Ordering::Release);
+        self.entry(head).store(changed.bits(), rules.entry_store);
         // Release: pairs with the Acquire in `drain` and `head`; the entry is seen with it.
         self.head.store(head.wrapping_add(1), Ordering::Release);
     }
@@ -80,8 +105,14 @@ impl<'a> Ring<'a> {
     /// Drainer: hands the changes from `tail` on to `found`, and says whether they can be trusted.
     ///
     /// On [`Drained::Lapped`] what `found` got is to be thrown away.
-    pub fn drain(&self, tail: u64, mut found: impl FnMut(Changed)) -> Drained {
-        let capacity = self.entries.len() as u64;
+    pub fn drain(&self, tail: u64, found: impl FnMut(Changed)) -> Drained {
+        self.drain_by(&Rules::SPEC, tail, found)
+    }
+
+    #[doc(hidden)]
+    #[inline(always)]
+    pub fn drain_by(&self, rules: &Rules, tail: u64, mut found: impl FnMut(Changed)) -> Drained {
+        let capacity = self.entries.len() as u64 + rules.slack;
         let head = self.head();
         if head.wrapping_sub(tail) >= capacity {
             return Drained::Lapped(head);
@@ -92,8 +123,10 @@ impl<'a> Ring<'a> {
             found(Changed::from_bits(self.entry(position).load(Ordering::Acquire)));
             position = position.wrapping_add(1);
         }
-        fence_acquire();
-        let again = self.head.load(Ordering::Relaxed);
+        if rules.drain_fence {
+            fence_acquire();
+        }
+        let again = if rules.second_look { self.head.load(Ordering::Relaxed) } else { head };
         if again.wrapping_sub(tail) >= capacity { Drained::Lapped(again) } else { Drained::UpTo(head) }
     }
 }

@@ -42,7 +42,7 @@ pub struct PoolStats {
     pub raw_bytes: u64,
     /// Stored bytes of visible tensors.
     pub stored_bytes: u64,
-    /// Extents of puts under way.
+    /// Promised to puts under way, for blocks that have not come yet.
     pub reserved_bytes: u64,
     /// Retired extents that a lease still holds, or that were not looked at yet.
     pub held_bytes: u64,

@@ -113,7 +113,7 @@ fn printed_configuration_loads_to_the_same() {
     let cases: [&[&str]; 3] = [
         &[],
         &["--pool-size", "1073741825", "--lock", "off", "--log", "info,tierpack_shm=trace"],
-        &["--pool-size", "2TiB", "--segment-size", "1MiB", "--max-sessions", "256", "--workers", "9"],
+        &["--pool-size", "2TiB", "--segment-size", "2MiB", "--max-sessions", "256", "--workers", "9"],
     ];
     for flags in cases {
         let config = system.load(flags, None).unwrap();
@@ -168,7 +168,7 @@ fn file_that_cannot_be_read_is_an_error() {
 #[test]
 fn values_out_of_range_name_their_origin() {
     let flags: [(&[&str], &str); 9] = [
-        (&["--pool-size", "0"], "--pool-size: 0 bytes is not between 1 MiB and 2 TiB"),
+        (&["--pool-size", "0"], "--pool-size: 0 bytes is not between 2 MiB and 2 TiB"),
         (&["--pool-size", "3TiB"], "--pool-size: 3 TiB"),
         (&["--segment-size", "3MiB"], "--segment-size: 3 MiB is not a power of two"),
         (&["--segment-size", "128MiB"], "--segment-size: 128 MiB"),
@@ -233,7 +233,7 @@ fn bad_flags_are_named_by_the_parser() {
 
 #[test]
 fn a_small_pool_has_small_segments() {
-    for (pool, segment) in [("1MiB", MIB), ("3MiB", 2 * MIB), ("63MiB", 32 * MIB), ("65MiB", 64 * MIB)] {
+    for (pool, segment) in [("2MiB", 2 * MIB), ("3MiB", 2 * MIB), ("63MiB", 32 * MIB), ("65MiB", 64 * MIB)] {
         let config = System::new("").load(&["--pool-size", pool], None).unwrap();
         assert_eq!(config.segment_bytes(), segment, "{pool}");
     }

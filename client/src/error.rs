@@ -1,0 +1,490 @@
+//! What can go wrong for a caller of this crate.
+//!
+//! A variant per thing that a caller can act on; the texts name the cause, the numbers, and what to do.
+//! What the daemon refuses arrives as a code and a text, and becomes an [`Error`] in one function, `refused`.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tierpack_shm::message::{ErrorCode, Refusal};
+use tierpack_shm::segment::SegmentKind;
+use tierpack_shm::types::{CodecId, Dtype};
+
+/// Result of this crate.
+pub type Result<T> = core::result::Result<T, Error>;
+
+/// A call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No daemon was found.
+    #[error(
+        "no daemon answers at {}: start one with `tierpack serve`, or name its socket in TIERPACK_SOCKET",
+        list(tried)
+    )]
+    NoDaemon {
+        /// Where it was looked for, with the system's answers.
+        tried: Vec<Tried>,
+    },
+    /// The path of a socket is too long for the system.
+    #[error("socket path {path:?} has {len} bytes, the system allows {limit}: choose a shorter one")]
+    SocketPathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its bytes.
+        len: usize,
+        /// The most bytes allowed.
+        limit: usize,
+    },
+    /// The path of a socket names no file.
+    #[error("socket path {path:?} is empty or has a zero byte: name the daemon's socket file")]
+    SocketPathInvalid {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A socket in the shared temporary folder belongs to somebody else.
+    #[error(
+        "socket {path:?} is served by user {found}, not by user {needed}: remove it, or name the daemon's socket \
+         in TIERPACK_SOCKET"
+    )]
+    Stranger {
+        /// The path.
+        path: PathBuf,
+        /// The user of the process behind it.
+        found: u32,
+        /// The user that we are.
+        needed: u32,
+    },
+    /// Client and daemon are of different releases.
+    #[error(
+        "this client speaks protocol {} and reads layout {}, the daemon at {path:?} has protocol {} and layout {}: \
+         {}",
+        .client.0, .client.1, .daemon.0, .daemon.1,
+        if .daemon < .client { "restart the daemon from this client's release" } else { "upgrade the client" }
+    )]
+    Version {
+        /// The daemon's socket.
+        path: PathBuf,
+        /// Protocol and layout of this client.
+        client: (u16, u16),
+        /// Protocol and layout of the daemon.
+        daemon: (u16, u16),
+    },
+    /// The daemon sent what the protocol does not allow; the connection is given up.
+    #[error("the daemon broke the protocol during: {operation}")]
+    Protocol {
+        /// What was asked.
+        operation: &'static str,
+        /// What is wrong.
+        source: Arc<ProtocolFault>,
+    },
+    /// The daemon hung up before it answered.
+    #[error("the daemon closed the connection during: {operation}")]
+    Disconnected {
+        /// What was asked.
+        operation: &'static str,
+    },
+    /// Something was not done in its time.
+    #[error("{operation}: not done within {seconds} s, the client's deadline")]
+    Deadline {
+        /// What was asked.
+        operation: &'static str,
+        /// The deadline.
+        seconds: f64,
+    },
+    /// The calling process is a fork of the one that connected.
+    #[error("this process is a fork of the one that connected: connect again in the child")]
+    Forked,
+    /// No tensor of that name.
+    #[error("no tensor {name:?} in namespace {namespace:?}")]
+    NotFound {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
+    },
+    /// The daemon that held the tensor is gone, and the next one does not have it.
+    #[error(
+        "tensor {name:?} in namespace {namespace:?} is lost: the daemon was restarted and its pool started empty: \
+         put the tensor again"
+    )]
+    Lost {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
+    },
+    /// The name holds a tensor of another dtype or shape than when it was opened.
+    #[error(
+        "tensor {name:?} in namespace {namespace:?} was {was} when it was opened and is {now} now: open it again"
+    )]
+    Replaced {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
+        /// Dtype, shape and row length of the handle.
+        was: String,
+        /// Dtype, shape and row length now.
+        now: String,
+    },
+    /// A tensor of that name exists.
+    #[error("tensor {name:?} exists in namespace {namespace:?}: ask to overwrite it, or choose another name")]
+    Exists {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
+    },
+    /// The pool has no room.
+    #[error("{operation}: {text}")]
+    PoolFull {
+        /// What was asked.
+        operation: &'static str,
+        /// What the daemon says: the numbers, and what holds the room.
+        text: String,
+    },
+    /// The daemon has too much to do: try again.
+    #[error("{operation}: {text}")]
+    Busy {
+        /// What was asked.
+        operation: &'static str,
+        /// What the daemon says.
+        text: String,
+    },
+    /// The request contradicts itself.
+    #[error("{operation}: {text}")]
+    Invalid {
+        /// What was asked.
+        operation: &'static str,
+        /// What the daemon says.
+        text: String,
+    },
+    /// The caller may not do that.
+    #[error("{operation}: {text}")]
+    Denied {
+        /// What was asked.
+        operation: &'static str,
+        /// What the daemon says.
+        text: String,
+    },
+    /// Too many sessions, transfers, namespaces or tensors.
+    #[error("{operation}: {text}")]
+    Limit {
+        /// What was asked.
+        operation: &'static str,
+        /// What the daemon says.
+        text: String,
+    },
+    /// The daemon is shutting down.
+    #[error("{operation}: the daemon is shutting down: start it again")]
+    Stopping {
+        /// What was asked.
+        operation: &'static str,
+    },
+    /// The system refused the daemon something.
+    #[error("{operation}: the daemon failed: {text}")]
+    Internal {
+        /// What was asked.
+        operation: &'static str,
+        /// What the daemon says; its log has more.
+        text: String,
+    },
+    /// Refused for a reason that this client does not know.
+    #[error("{operation}: refused with code {code}: {text}")]
+    Refused {
+        /// What was asked.
+        operation: &'static str,
+        /// The code.
+        code: u16,
+        /// What the daemon says.
+        text: String,
+    },
+    /// A name is too long.
+    #[error("the {what} has {len} bytes, at most {limit} are allowed")]
+    NameTooLong {
+        /// Which name.
+        what: &'static str,
+        /// Its bytes.
+        len: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A tensor of this shape cannot be stored.
+    #[error("shape of tensor {name:?}")]
+    Shape {
+        /// The tensor's name.
+        name: String,
+        /// What is wrong with it.
+        source: tierpack_kernels::Error,
+    },
+    /// The metadata of the file is too long.
+    #[error("the file's metadata has {len} bytes as JSON, at most {limit} are allowed")]
+    FileMetadataTooLong {
+        /// Its bytes.
+        len: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// The data of a tensor, or the buffer for it, has another length than the tensor.
+    #[error("the buffer has {got} bytes, {needed} are needed")]
+    BufferLength {
+        /// Bytes of the tensor or of the rows.
+        needed: u128,
+        /// Bytes of the buffer.
+        got: u64,
+    },
+    /// The bytes of a put ended early or could not be read.
+    #[error("read the tensor's bytes: {got} of {needed} came")]
+    Source {
+        /// Bytes that came.
+        got: u64,
+        /// Bytes of the tensor.
+        needed: u64,
+        /// Why there are no more.
+        source: io::Error,
+    },
+    /// A row number that the tensor does not have.
+    #[error("row {row} at position {position} is out of range: the tensor has {n_rows} rows")]
+    RowOutOfRange {
+        /// Position in the list of rows.
+        position: usize,
+        /// The row number.
+        row: i128,
+        /// Rows of the tensor.
+        n_rows: u64,
+    },
+    /// A block number that the tensor does not have.
+    #[error("block {block_idx} is out of range: the tensor has {n_blocks} blocks")]
+    BlockOutOfRange {
+        /// The block number.
+        block_idx: u64,
+        /// Blocks of the tensor.
+        n_blocks: u64,
+    },
+    /// The rows of the tensor are not whole bytes.
+    #[error("rows of a {dtype} tensor of shape {shape:?} are not whole bytes: get the whole tensor")]
+    NotGatherable {
+        /// The dtype.
+        dtype: Dtype,
+        /// The shape.
+        shape: Vec<u64>,
+    },
+    /// The tensor is not kept raw, so there are no bytes to look at.
+    #[error("the tensor is encoded with codec {codec}: a view needs codec raw, use get or gather")]
+    Encoded {
+        /// Its codec.
+        codec: CodecId,
+    },
+    /// The elements have another type.
+    #[error("the tensor has dtype {dtype}, its elements are not {asked}")]
+    DtypeMismatch {
+        /// The tensor's dtype.
+        dtype: Dtype,
+        /// The Rust type that was asked for.
+        asked: &'static str,
+    },
+    /// Every lease of this client in this namespace is taken.
+    #[error("all {limit} leases of this client are taken: drop views that are not needed")]
+    TooManyLeases {
+        /// How many there are.
+        limit: u64,
+    },
+    /// The daemon's directory contradicts itself.
+    #[error("the directory entry of tensor {name:?} in namespace {namespace:?} is damaged: restart the daemon")]
+    Corrupt {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
+    },
+    /// A block is stored in a way that this client does not know.
+    #[error("block {block_idx} of the tensor is {state}, which this client cannot read: upgrade the client")]
+    Unsupported {
+        /// The block.
+        block_idx: u64,
+        /// How it is stored.
+        state: &'static str,
+    },
+    /// There is no memory for the result.
+    #[error("no memory for {bytes} bytes of tensor: use get_into or gather_into with a buffer of your own")]
+    Memory {
+        /// Bytes of the result.
+        bytes: u128,
+    },
+    /// The system refused this process something.
+    #[error("{operation}")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// Why it failed.
+        source: tierpack_shm::error::Error,
+    },
+    /// A socket operation failed.
+    #[error("{operation} with {path:?}")]
+    Socket {
+        /// What was tried.
+        operation: &'static str,
+        /// The socket.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The session's thread cannot be started.
+    #[error("start the session's thread")]
+    Thread {
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A JSON document of the daemon cannot be read.
+    #[error("parse {what} of {len} bytes from the daemon")]
+    Document {
+        /// What it was to be.
+        what: &'static str,
+        /// Its bytes.
+        len: usize,
+        /// Where it is wrong.
+        source: serde_json::Error,
+    },
+    /// What came from the stats socket is too long or no text.
+    #[error("stats from {path:?}: {len} bytes came that are not a text of at most {limit} bytes")]
+    StatsText {
+        /// The socket.
+        path: PathBuf,
+        /// Bytes that came.
+        len: usize,
+        /// The most that are read.
+        limit: usize,
+    },
+}
+
+/// Where a daemon was looked for.
+#[derive(Debug)]
+pub struct Tried {
+    /// The socket.
+    pub path: PathBuf,
+    /// The system's answer.
+    pub cause: io::Error,
+}
+
+fn list(tried: &[Tried]) -> String {
+    let each: Vec<String> = tried.iter().map(|tried| format!("{:?} ({})", tried.path, tried.cause)).collect();
+    each.join(", ")
+}
+
+/// What the daemon did against the protocol.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtocolFault {
+    /// A message or descriptor is not what it must be.
+    #[error(transparent)]
+    Message(#[from] tierpack_shm::error::Error),
+    /// The reply is not one to the request.
+    #[error("the reply is not one to the request")]
+    Reply,
+    /// The page of a list does not follow on the page before.
+    #[error("the list does not go on after {0:?}")]
+    List(
+        /// The last name before.
+        String,
+    ),
+    /// Something about a namespace that is not attached, or is attached already.
+    #[error("a message about namespace {0}, out of turn")]
+    Namespace(
+        /// The namespace.
+        u32,
+    ),
+    /// A segment that cannot be mapped or unmapped in its turn.
+    #[error("{} segment {index} with serial {serial}, out of turn", kind.name())]
+    Segment {
+        /// What it holds.
+        kind: SegmentKind,
+        /// Its index.
+        index: u32,
+        /// Its serial number.
+        serial: u64,
+    },
+    /// A tensor that contradicts itself.
+    #[error("a tensor of {found} bytes whose dtype and shape give {needed}")]
+    Entry {
+        /// Bytes by the entry.
+        found: u64,
+        /// Bytes by dtype and shape; 0 when they are not possible.
+        needed: u64,
+    },
+}
+
+/// What a request is about, for errors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subject<'a> {
+    pub(crate) operation: &'static str,
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+}
+
+impl Subject<'_> {
+    /// The daemon broke the protocol in its answer.
+    pub(crate) fn fault(&self, fault: impl Into<ProtocolFault>) -> Error {
+        Error::Protocol { operation: self.operation, source: Arc::new(fault.into()) }
+    }
+}
+
+/// The error that a refusal becomes: the one place where codes are told apart.
+pub(crate) fn refused(refusal: Refusal, subject: &Subject<'_>, deadline_seconds: f64) -> Error {
+    let operation = subject.operation;
+    let (namespace, name) = (subject.namespace.to_owned(), subject.name.to_owned());
+    let text = one_line(&refusal.text);
+    match refusal.code() {
+        Some(ErrorCode::Busy) => Error::Busy { operation, text },
+        Some(ErrorCode::PoolFull) => Error::PoolFull { operation, text },
+        Some(ErrorCode::NotFound) => Error::NotFound { namespace, name },
+        Some(ErrorCode::Exists) => Error::Exists { namespace, name },
+        Some(ErrorCode::Invalid) => Error::Invalid { operation, text },
+        Some(ErrorCode::Deadline) => Error::Deadline { operation, seconds: deadline_seconds },
+        Some(ErrorCode::Denied) => Error::Denied { operation, text },
+        Some(ErrorCode::Limit) => Error::Limit { operation, text },
+        Some(ErrorCode::Stopping) => Error::Stopping { operation },
+        Some(ErrorCode::Internal) => Error::Internal { operation, text },
+        _ => Error::Refused { operation, code: refusal.code, text },
+    }
+}
+
+/// Text of the daemon may quote names: nothing in it may act on a terminal.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_becomes_an_error_that_keeps_the_text_or_the_names() {
+        let subject = Subject { operation: "put", namespace: "ns", name: "weights" };
+        for &code in ErrorCode::ALL {
+            let error = refused(Refusal::new(code, "the\ttext"), &subject, 30.0).to_string();
+            let told = error.contains("the\\ttext")
+                || error.contains("weights")
+                || error.contains("30 s")
+                || error.contains("shutting down");
+            assert!(told && !error.contains('\n'), "{code:?}: {error}");
+        }
+        let unknown = Refusal { code: 999, text: "new".to_owned() };
+        assert_eq!(refused(unknown, &subject, 1.0).to_string(), "put: refused with code 999: new");
+    }
+
+    #[test]
+    fn a_version_error_says_whom_to_restart() {
+        let error = |daemon| {
+            Error::Version { path: PathBuf::from("/s"), client: (2, 3), daemon }.to_string()
+        };
+        assert!(error((1, 9)).contains("restart the daemon"));
+        assert!(error((2, 4)).contains("upgrade the client"));
+        assert!(error((2, 4)).contains("protocol 2 and reads layout 3"));
+    }
+}

@@ -1,0 +1,260 @@
+//! Handles: an open tensor, and what happens when it is not where it was.
+//!
+//! Reads run in [`Handle::attempt`], which is the only place that knows what a missing guard means.
+//! A handle whose tensor was replaced, or whose daemon is gone, is opened again and the read goes on, as long as
+//! dtype, shape and row length are what they were; else the caller is told.
+//! No guard is held while waiting: the daemon may be waiting for it.
+
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tierpack_kernels::geometry::Geometry;
+use tierpack_shm::attachment::{Attachment, Guard, NoGuard, SlotRef};
+use tierpack_shm::layout::{MAX_SEGMENTS, page};
+use tierpack_shm::message::Entry;
+use tierpack_shm::page::Counter;
+use tierpack_shm::types::{CodecId, Dtype};
+
+use crate::client::Client;
+use crate::deadline::Deadline;
+use crate::error::{Error, ProtocolFault, Result};
+use crate::session::Session;
+
+/// Times that one call connects anew.
+const MAX_HANG_UPS: u32 = 2;
+
+/// An open tensor; cheap to clone, for any number of threads.
+///
+/// A handle stays good while its tensor is replaced by one of the same dtype and shape, and when the daemon is
+/// restarted and has such a tensor again.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    client: Client,
+    name: String,
+    /// Never changes, unlike where the tensor is.
+    shape: Vec<u64>,
+    geometry: Geometry,
+    state: ArcSwap<Opened>,
+}
+
+/// Where an open tensor is.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) geometry: Geometry,
+    pub(crate) codec: CodecId,
+    pub(crate) slot: SlotRef,
+    shape: Vec<u64>,
+    attachment: Arc<Attachment>,
+    /// Its end is the end of every lease in its client pages, so it outlives the guards.
+    session: Arc<Session>,
+}
+
+/// Why a read did not succeed.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    NoGuard(NoGuard),
+    Failed(Error),
+}
+
+impl From<NoGuard> for Fault {
+    fn from(reason: NoGuard) -> Self {
+        Self::NoGuard(reason)
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Opened {
+    /// Checks what the daemon said about a tensor.
+    pub(crate) fn new(
+        entry: Entry,
+        row_elems: Option<u64>,
+        slot: SlotRef,
+        attachment: Arc<Attachment>,
+        session: Arc<Session>,
+    ) -> core::result::Result<Self, ProtocolFault> {
+        let (found, shape) = (entry.raw_bytes, entry.shape);
+        let geometry = Geometry::new(entry.dtype, &shape, entry.access, row_elems)
+            .map_err(|_| ProtocolFault::Entry { found, needed: 0 })?;
+        if geometry.raw_bytes() != found {
+            return Err(ProtocolFault::Entry { found, needed: geometry.raw_bytes() });
+        }
+        Ok(Self { geometry, codec: entry.codec, slot, shape, attachment, session })
+    }
+
+    /// Leave to read the tensor.
+    #[inline]
+    pub(crate) fn guard(&self) -> core::result::Result<Guard<&Attachment>, NoGuard> {
+        Guard::new(&*self.attachment, self.slot)
+    }
+
+    /// As [`Opened::guard`], for as long as the caller likes; `self` is kept as long.
+    pub(crate) fn owned_guard(&self) -> core::result::Result<Guard<Arc<Attachment>>, NoGuard> {
+        Guard::new(Arc::clone(&self.attachment), self.slot)
+    }
+
+    fn is_like(&self, shape: &[u64], geometry: &Geometry) -> bool {
+        let rows = |geometry: &Geometry| (geometry.dtype(), geometry.n_rows(), geometry.row_bytes());
+        self.shape == shape && rows(&self.geometry) == rows(geometry)
+    }
+}
+
+/// What one call has tried so far.
+#[derive(Debug, Default)]
+struct Recovery {
+    deadline: Option<Deadline>,
+    hang_ups: u32,
+}
+
+impl Handle {
+    pub(crate) fn new(client: Client, name: &str, opened: Opened) -> Self {
+        let (name, shape, geometry) = (name.to_owned(), opened.shape.clone(), opened.geometry);
+        let state = ArcSwap::from_pointee(opened);
+        Self { inner: Arc::new(Inner { client, name, shape, geometry, state }) }
+    }
+
+    /// The tensor's name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> Dtype {
+        self.inner.geometry.dtype()
+    }
+
+    /// Shape, outermost dimension first.
+    pub fn shape(&self) -> Vec<u64> {
+        self.inner.shape.clone()
+    }
+
+    /// Rows that a gather can name.
+    pub fn n_rows(&self) -> u64 {
+        self.inner.geometry.n_rows()
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> u64 {
+        self.inner.geometry.row_bytes()
+    }
+
+    /// Bytes of the tensor.
+    pub fn raw_bytes(&self) -> u64 {
+        self.inner.geometry.raw_bytes()
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.inner.client
+    }
+
+    /// The geometry as far as it never changes: dtype, rows, row length, raw bytes.
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.inner.geometry
+    }
+
+    pub(crate) fn shape_ref(&self) -> &[u64] {
+        &self.inner.shape
+    }
+
+    /// Runs `read` until it succeeds or fails for good.
+    ///
+    /// `read` takes its guard from what it is given and drops it before it returns.
+    #[inline]
+    pub(crate) fn attempt<T>(
+        &self,
+        mut read: impl FnMut(&Arc<Opened>) -> core::result::Result<T, Fault>,
+    ) -> Result<T> {
+        self.inner.client.shared.check_here()?;
+        let mut recovery = Recovery::default();
+        loop {
+            let opened = self.inner.state.load();
+            match read(&opened) {
+                Ok(value) => return Ok(value),
+                Err(Fault::Failed(error)) => return Err(error),
+                Err(Fault::NoGuard(reason)) => self.recover(reason, &opened, &mut recovery)?,
+            }
+        }
+    }
+
+    /// Does what it takes for another try.
+    #[cold]
+    fn recover(&self, reason: NoGuard, opened: &Arc<Opened>, recovery: &mut Recovery) -> Result<()> {
+        let deadline = *recovery.deadline.get_or_insert_with(|| self.inner.client.shared.deadline());
+        let (namespace, name) = (self.inner.client.namespace.to_string(), self.inner.name.clone());
+        match reason {
+            NoGuard::Forked => return Err(Error::Forked),
+            NoGuard::TooManyLeases => return Err(Error::TooManyLeases { limit: page::N_LEASES }),
+            NoGuard::Corrupt => return Err(Error::Corrupt { namespace, name }),
+            NoGuard::NotMapped(_, segment_idx) if segment_idx >= MAX_SEGMENTS => {
+                return Err(Error::Corrupt { namespace, name });
+            }
+            NoGuard::NotMapped(kind, segment_idx) => {
+                opened.session.wait_mapped(&opened.attachment, (kind, segment_idx), &deadline)?;
+            }
+            NoGuard::HungUp if recovery.hang_ups == MAX_HANG_UPS => {
+                return Err(opened.session.lost("read a tensor"));
+            }
+            NoGuard::HungUp => {
+                recovery.hang_ups += 1;
+                self.reopen(opened, &deadline)?;
+            }
+            NoGuard::Replaced => self.reopen(opened, &deadline)?,
+        }
+        if deadline.left().is_zero() {
+            return Err(deadline.passed("read a tensor that is replaced again and again"));
+        }
+        self.inner.state.load().attachment.page().count(0, Counter::Retries, 1);
+        Ok(())
+    }
+
+    /// Finds the tensor again, unless another thread has.
+    fn reopen(&self, stale: &Arc<Opened>, deadline: &Deadline) -> Result<()> {
+        let Inner { client, name, shape, geometry, state } = &*self.inner;
+        if !Arc::ptr_eq(&*state.load(), stale) {
+            return Ok(());
+        }
+        let fresh = match client.open_slot(name, deadline) {
+            // A slot address and an epoch of another daemon mean nothing: only its instance tells it apart.
+            Err(Error::NotFound { namespace, name })
+                if client.shared.instance() != stale.session.instance() =>
+            {
+                return Err(Error::Lost { namespace, name });
+            }
+            opened => opened?,
+        };
+        if !fresh.is_like(shape, geometry) {
+            return Err(Error::Replaced {
+                namespace: client.namespace.to_string(),
+                name: name.clone(),
+                was: describe(shape, geometry),
+                now: describe(&fresh.shape, &fresh.geometry),
+            });
+        }
+        state.store(Arc::new(fresh));
+        Ok(())
+    }
+}
+
+fn describe(shape: &[u64], geometry: &Geometry) -> String {
+    let (dtype, n_rows, row_bytes) = (geometry.dtype(), geometry.n_rows(), geometry.row_bytes());
+    format!("{dtype} {shape:?} in {n_rows} rows of {row_bytes} bytes")
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.inner.client.shared.is_here() {
+            // As in `Client::drop`: what other threads may have been changing is left alone.
+            let _ = ManuallyDrop::new(Arc::clone(&self.inner));
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Reading: the tier walk behind `get` and `gather`.
+//!
+//! A read takes a guard, looks at the word of each block, and copies from where that says the bytes are.
+//! With one tier that is short: every block is in the pool, raw.
+//!
+//! ```text
+//! guard          lease + checks: session alive, same process, same publication
+//! word           per block: resident? overlay? raw?
+//! bytes          header (64 B, not looked at) + rows at fixed stride
+//! copy           row = block bytes [64 + row_in_block * row_bytes ..]
+//! ```
+//!
+//! No system call, no lock and no allocation from the guard to its end; counters are words of the client page.
+//! Row numbers are checked before anything is read, so that a call that fails for one leaves the output untouched.
+
+use std::cell::Cell;
+use std::ops::Deref;
+
+use tierpack_kernels::codec;
+use tierpack_kernels::geometry::Geometry;
+use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::layout::page::ACCESS_SAMPLE;
+use tierpack_shm::page::Counter;
+use tierpack_shm::publish::load_word;
+use tierpack_shm::sync::AtomicU64;
+use tierpack_shm::types::{BlockWord, index};
+
+use crate::error::{Error, Result};
+use crate::handle::{Fault, Handle};
+use crate::row_id::RowId;
+use crate::tensor::Tensor;
+
+impl Handle {
+    /// Gets the whole tensor.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when it was removed, [`Error::Replaced`] when its name holds another dtype or shape now,
+    /// [`Error::Lost`] when the daemon was restarted, [`Error::NoDaemon`] when there is none,
+    /// [`Error::TooManyLeases`], [`Error::Forked`], [`Error::Memory`].
+    pub fn get(&self) -> Result<Tensor> {
+        // Before the queues of buffers: a fork must not touch them.
+        self.client().shared.check_here()?;
+        let buffer = self.client().shared.buffers.take(self.raw_bytes())?;
+        let mut tensor = Tensor::new(self.dtype(), self.shape(), buffer);
+        self.get_into(tensor.as_mut_bytes())?;
+        Ok(tensor)
+    }
+
+    /// Gets the whole tensor into `out`, which has [`Handle::raw_bytes`] bytes.
+    ///
+    /// After an error `out` holds anything.
+    ///
+    /// # Errors
+    /// [`Error::BufferLength`]; else as [`Handle::get`].
+    pub fn get_into(&self, out: &mut [u8]) -> Result<()> {
+        check_len(out, u128::from(self.raw_bytes()))?;
+        self.attempt(|opened| {
+            let guard = opened.guard()?;
+            copy_blocks(&guard, &opened.geometry, out)?;
+            guard.count(Counter::Gets, 1);
+            guard.count(Counter::Bytes, out.len() as u64);
+            Ok(())
+        })
+    }
+
+    /// Gathers rows along the leading dimension, in the order and as often as `rows` names them.
+    ///
+    /// The result has the tensor's shape with `rows.len()` in front.
+    /// A tensor of rank 1 is one row, or rows of the length that it was put with.
+    ///
+    /// # Errors
+    /// [`Error::RowOutOfRange`], [`Error::NotGatherable`]; else as [`Handle::get`].
+    pub fn gather<I: RowId>(&self, rows: &[I]) -> Result<Tensor> {
+        self.client().shared.check_here()?;
+        let bytes = self.check_rows(rows)?;
+        let len = u64::try_from(bytes).map_err(|_| Error::Memory { bytes })?;
+        let buffer = self.client().shared.buffers.take(len)?;
+        let mut shape = vec![rows.len() as u64];
+        match self.shape_ref() {
+            [_, inner @ ..] if !inner.is_empty() => shape.extend(inner),
+            _ => shape.push(self.geometry().row_elems()),
+        }
+        let mut tensor = Tensor::new(self.dtype(), shape, buffer);
+        self.gather_checked(rows, tensor.as_mut_bytes())?;
+        Ok(tensor)
+    }
+
+    /// Gathers rows into `out`, which has `rows.len()` times [`Handle::row_bytes`] bytes.
+    ///
+    /// # Errors
+    /// [`Error::BufferLength`]; else as [`Handle::gather`].
+    /// A row out of range leaves `out` untouched; after another error it holds anything.
+    pub fn gather_into<I: RowId>(&self, rows: &[I], out: &mut [u8]) -> Result<()> {
+        let needed = self.check_rows(rows)?;
+        check_len(out, needed)?;
+        self.gather_checked(rows, out)
+    }
+
+    /// Checks every row number; gives the bytes of all rows.
+    #[inline]
+    fn check_rows<I: RowId>(&self, rows: &[I]) -> Result<u128> {
+        let geometry = self.geometry();
+        if !geometry.is_gatherable() {
+            return Err(Error::NotGatherable { dtype: self.dtype(), shape: self.shape() });
+        }
+        let n_rows = geometry.n_rows();
+        match rows.iter().position(|row| row.row().is_none_or(|row| row >= n_rows)) {
+            Some(position) => Err(Error::RowOutOfRange { position, row: rows[position].value(), n_rows }),
+            None => Ok(rows.len() as u128 * u128::from(geometry.row_bytes())),
+        }
+    }
+
+    /// The rows are in range and `out` has their length.
+    #[inline]
+    fn gather_checked<I: RowId>(&self, rows: &[I], out: &mut [u8]) -> Result<()> {
+        self.attempt(|opened| {
+            let guard = opened.guard()?;
+            if !out.is_empty() {
+                copy_rows(&guard, &opened.geometry, rows, out)?;
+            }
+            guard.count(Counter::Gathers, 1);
+            guard.count(Counter::Rows, rows.len() as u64);
+            guard.count(Counter::Bytes, out.len() as u64);
+            Ok(())
+        })
+    }
+}
+
+fn check_len(out: &[u8], needed: u128) -> Result<()> {
+    let got = out.len() as u64;
+    if u128::from(got) == needed { Ok(()) } else { Err(Error::BufferLength { needed, got }) }
+}
+
+/// Copies the whole tensor: the blocks lie one behind the other in it.
+fn copy_blocks<A>(guard: &Guard<A>, geometry: &Geometry, out: &mut [u8]) -> core::result::Result<(), Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    let words = guard.words()?;
+    let mut rest = out;
+    for block_idx in 0..geometry.n_blocks() {
+        let raw_bytes = geometry.block(block_idx).raw_bytes;
+        let block = block_bytes(guard, word(words, block_idx)?, block_idx, raw_bytes)?;
+        let payload = codec::raw_payload(block, raw_bytes).ok_or(NoGuard::Corrupt)?;
+        let (target, left) = rest.split_at_mut_checked(payload.len()).ok_or(NoGuard::Corrupt)?;
+        target.copy_from_slice(payload);
+        rest = left;
+    }
+    Ok(())
+}
+
+/// Copies rows; the caller has checked their numbers, and that they have bytes and `out` room for them.
+fn copy_rows<A, I: RowId>(
+    guard: &Guard<A>,
+    geometry: &Geometry,
+    rows: &[I],
+    out: &mut [u8],
+) -> core::result::Result<(), Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    let words = guard.words()?;
+    let (row_bytes, pieces) = (geometry.row_bytes(), geometry.pieces_per_row());
+    // Neighbors in a batch often share a block: its word is looked at once.
+    let (mut last_idx, mut block) = (u64::MAX, &[][..]);
+    for (row, target) in rows.iter().zip(out.chunks_exact_mut(index(row_bytes))) {
+        let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
+        if pieces > 1 {
+            copy_pieces(guard, geometry, words, block_idx, target)?;
+            continue;
+        }
+        if block_idx != last_idx {
+            let raw_bytes = geometry.block(block_idx).raw_bytes;
+            block = block_bytes(guard, word(words, block_idx)?, block_idx, raw_bytes)?;
+            last_idx = block_idx;
+        }
+        let bytes = codec::raw_row(block, row_bytes, row_in_block).ok_or(NoGuard::Corrupt)?;
+        target.copy_from_slice(bytes);
+    }
+    Ok(())
+}
+
+/// Copies one row that is longer than a block: its pieces are the blocks from `first` on.
+fn copy_pieces<A>(
+    guard: &Guard<A>,
+    geometry: &Geometry,
+    words: &[AtomicU64],
+    first: u64,
+    target: &mut [u8],
+) -> core::result::Result<(), Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    let mut rest = target;
+    for block_idx in first..first + geometry.pieces_per_row() {
+        let raw_bytes = geometry.block(block_idx).raw_bytes;
+        let block = block_bytes(guard, word(words, block_idx)?, block_idx, raw_bytes)?;
+        let payload = codec::raw_payload(block, raw_bytes).ok_or(NoGuard::Corrupt)?;
+        let (piece, left) = rest.split_at_mut_checked(payload.len()).ok_or(NoGuard::Corrupt)?;
+        piece.copy_from_slice(payload);
+        rest = left;
+    }
+    Ok(())
+}
+
+/// The word of a block.
+#[inline]
+pub(crate) fn word(words: &[AtomicU64], block_idx: u64) -> core::result::Result<BlockWord, NoGuard> {
+    words.get(index(block_idx)).map(load_word).ok_or(NoGuard::Corrupt)
+}
+
+/// The stored bytes of a block of `raw_bytes`, header first.
+#[inline]
+pub(crate) fn block_bytes<A>(
+    guard: &Guard<A>,
+    word: BlockWord,
+    block_idx: u64,
+    raw_bytes: u64,
+) -> core::result::Result<&[u8], Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    if !word.is_resident() || word.is_overlay() || !word.is_raw() {
+        return Err(unsupported(word, block_idx).into());
+    }
+    if is_sampled() {
+        guard.record_access(block_idx);
+    }
+    let len = tierpack_kernels::block::HEADER_BYTES + raw_bytes;
+    Ok(guard.stored(word, len)?)
+}
+
+#[cold]
+fn unsupported(word: BlockWord, block_idx: u64) -> Error {
+    let state = match word {
+        word if !word.is_resident() => "not in the pool",
+        word if word.is_overlay() => "updated by an overlay",
+        _ => "encoded",
+    };
+    Error::Unsupported { block_idx, state }
+}
+
+/// Whether this access is the one of many that the eviction policy hears of.
+#[inline]
+fn is_sampled() -> bool {
+    thread_local! {
+        static ACCESSES: Cell<u64> = const { Cell::new(0) };
+    }
+    let n = ACCESSES.get();
+    ACCESSES.set(n.wrapping_add(1));
+    n.is_multiple_of(ACCESS_SAMPLE)
+}

@@ -1,0 +1,314 @@
+//! One connection to a daemon: the greeting, requests with deadlines, and what the session thread shares.
+//!
+//! Callers send; the session thread alone receives (`session/thread.rs`).
+//! A caller enters a waiter under the id of its request before it sends, and the thread hands it the reply.
+//! When the connection ends, for whatever reason, the thread sets the flag that every guard checks, and drops all
+//! waiters.
+//!
+//! The socket stays open until the last `Session` is dropped, even after the thread has ended: the daemon counts the
+//! leases of this client until it sees the hang-up, and somebody may still read under one.
+//!
+//! Locks: `Inner::state` only; it is held for map operations, never while sending, receiving or mapping.
+
+mod greeting;
+mod thread;
+
+use std::collections::HashMap;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use nix::sys::socket::{Shutdown, shutdown};
+use parking_lot::{Condvar, Mutex};
+use tierpack_shm::attachment::Attachment;
+use tierpack_shm::error::Error as ShmError;
+use tierpack_shm::fork::{ForkCookie, SessionSocket};
+use tierpack_shm::message::{ClientMessage, Refusal, Reply, Request, encode};
+use tierpack_shm::segment::SegmentKind;
+
+use crate::deadline::Deadline;
+use crate::error::{Error, ProtocolFault, Result, Subject, refused};
+use crate::wire;
+
+/// A connection to a daemon.
+#[derive(Debug)]
+pub(crate) struct Session {
+    inner: Arc<Inner>,
+    thread: Option<ManuallyDrop<JoinHandle<()>>>,
+}
+
+/// What callers and the session thread share.
+#[derive(Debug)]
+struct Inner {
+    socket: SessionSocket,
+    cookie: ForkCookie,
+    instance: u64,
+    hung_up: Arc<AtomicBool>,
+    next_id: AtomicU64,
+    state: Mutex<State>,
+    /// Signaled when a namespace is attached, a segment is mapped, or the session ends.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiters: HashMap<u64, Waiter>,
+    /// By name; `None` while the daemon is being asked.
+    attachments: HashMap<Arc<str>, Option<Arc<Attachment>>>,
+    end: Option<End>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    sender: Sender<core::result::Result<Answer, Refusal>>,
+    /// The namespace that the request attaches.
+    attaching: Option<Arc<str>>,
+}
+
+/// Why a session ended.
+#[derive(Clone, Debug)]
+enum End {
+    HungUp,
+    Fault(Arc<ProtocolFault>),
+}
+
+/// What came for a request.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Reply(Reply, Vec<OwnedFd>),
+    Attached(Arc<Attachment>),
+}
+
+/// A request that was sent.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    inner: Arc<Inner>,
+    id: u64,
+    receiver: Receiver<core::result::Result<Answer, Refusal>>,
+    deadline: Deadline,
+    is_attach: bool,
+}
+
+impl Session {
+    /// Connects to the daemon at `path` and greets it.
+    pub(crate) fn connect(path: &Path, cookie: ForkCookie, deadline: &Deadline) -> Result<Self> {
+        let (fd, instance) = greeting::greet(path, deadline)?;
+        let system = |operation| move |source| Error::System { operation, source };
+        let inner = Arc::new(Inner {
+            socket: SessionSocket::new(fd).map_err(system("register the session's socket"))?,
+            cookie,
+            instance,
+            hung_up: Arc::new(AtomicBool::new(false)),
+            next_id: AtomicU64::new(1),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let shared = Arc::clone(&inner);
+        let thread = std::thread::Builder::new()
+            .name("tierpack-session".to_owned())
+            .spawn(move || thread::run(&shared))
+            .map_err(|source| Error::Thread { source })?;
+        Ok(Self { inner, thread: Some(ManuallyDrop::new(thread)) })
+    }
+
+    /// The daemon's instance id, new at every start.
+    pub(crate) fn instance(&self) -> u64 {
+        self.inner.instance
+    }
+
+    /// Whether requests can be sent; asks the system, since the session thread may not have noticed yet.
+    pub(crate) fn is_alive(&self) -> bool {
+        // Acquire: pairs with the Release in `Inner::end`.
+        !self.inner.hung_up.load(Ordering::Acquire) && !wire::is_hung_up(self.inner.socket.as_fd())
+    }
+
+    /// Sends a request and waits for its reply.
+    pub(crate) fn request(&self, subject: &Subject<'_>, request: Request, deadline: &Deadline) -> Result<Reply> {
+        match self.send(subject, request, None, deadline)?.wait(subject)? {
+            Answer::Reply(reply, _) => Ok(reply),
+            Answer::Attached(_) => Err(subject.fault(ProtocolFault::Reply)),
+        }
+    }
+
+    /// Sends a request, with the descriptor that it names, if any.
+    pub(crate) fn send(
+        &self,
+        subject: &Subject<'_>,
+        request: Request,
+        descriptor: Option<BorrowedFd<'_>>,
+        deadline: &Deadline,
+    ) -> Result<Pending> {
+        let attaching = match &request {
+            Request::Attach { namespace } => Some(Arc::from(namespace.as_str())),
+            _ => None,
+        };
+        let inner = &self.inner;
+        // Relaxed: an id only has to be unique.
+        let id = inner.next_id.fetch_add(1, Ordering::Relaxed);
+        let message = ClientMessage::Request { id, deadline_ms: deadline.left_ms(), request };
+        let (sender, receiver) = bounded(1);
+        let is_attach = attaching.is_some();
+        {
+            let mut state = inner.state.lock();
+            if let Some(end) = &state.end {
+                return Err(end.error(subject.operation));
+            }
+            state.waiters.insert(id, Waiter { sender, attaching });
+        }
+        // From here on dropping `pending` takes the waiter away.
+        let pending = Pending { inner: Arc::clone(inner), id, receiver, deadline: *deadline, is_attach };
+        let system = |source| Error::System { operation: subject.operation, source };
+        let sent = encode(&message)
+            .and_then(|bytes| wire::send(&inner.socket, &bytes, descriptor.as_slice(), deadline));
+        sent.map_err(|source| {
+            inner.forget(id);
+            match source {
+                ShmError::Closed => End::HungUp.error(subject.operation),
+                ShmError::WouldBlock => deadline.passed(subject.operation),
+                source => system(source),
+            }
+        })?;
+        Ok(pending)
+    }
+
+    /// Read access to a namespace: asks the daemon once per session.
+    pub(crate) fn attach(&self, subject: &Subject<'_>, deadline: &Deadline) -> Result<Arc<Attachment>> {
+        let mut state = self.inner.state.lock();
+        loop {
+            match state.attachments.get(subject.namespace) {
+                Some(Some(attachment)) => return Ok(Arc::clone(attachment)),
+                Some(None) => {
+                    if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
+                        return Err(deadline.passed(subject.operation));
+                    }
+                }
+                None => break,
+            }
+        }
+        if let Some(end) = &state.end {
+            return Err(end.error(subject.operation));
+        }
+        state.attachments.insert(Arc::from(subject.namespace), None);
+        drop(state);
+        let request = Request::Attach { namespace: subject.namespace.to_owned() };
+        let sent = self.send(subject, request, None, deadline);
+        let pending = sent.inspect_err(|_| self.inner.unclaim(subject.namespace))?;
+        match pending.wait(subject)? {
+            Answer::Attached(attachment) => Ok(attachment),
+            Answer::Reply(..) => Err(subject.fault(ProtocolFault::Reply)),
+        }
+    }
+
+    /// Waits until the session thread has mapped a segment; returns as well when the session ends.
+    ///
+    /// The caller holds no guard: the daemon may be waiting for it.
+    pub(crate) fn wait_mapped(
+        &self,
+        attachment: &Attachment,
+        (kind, segment_idx): (SegmentKind, usize),
+        deadline: &Deadline,
+    ) -> Result<()> {
+        let mut state = self.inner.state.lock();
+        while !attachment.is_mapped(kind, segment_idx) && state.end.is_none() {
+            if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
+                return Err(deadline.passed("wait for the daemon to send a segment"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The error for a session that has ended.
+    pub(crate) fn lost(&self, operation: &'static str) -> Error {
+        self.inner.lost(operation)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.inner.cookie.is_here() {
+            // The thread does not exist in a fork, and a lock or map may have been caught in the middle of a change:
+            // leave everything where it is. The socket has been replaced when the process forked.
+            let _ = ManuallyDrop::new(Arc::clone(&self.inner));
+            return;
+        }
+        // The socket may be shut down already.
+        let _ = shutdown(self.inner.socket.as_fd().as_raw_fd(), Shutdown::Both);
+        let thread = self.thread.take().map(ManuallyDrop::into_inner);
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // A panic of the thread has ended the session already, and was printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Inner {
+    /// Takes a waiter away whose reply nobody waits for.
+    fn forget(&self, id: u64) {
+        self.state.lock().waiters.remove(&id);
+    }
+
+    /// Lets others ask for a namespace again.
+    fn unclaim(&self, namespace: &str) {
+        let mut state = self.state.lock();
+        if let Some(None) = state.attachments.get(namespace) {
+            state.attachments.remove(namespace);
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Ends the session: no guard is given any more, and nobody waits any more.
+    fn end(&self, end: End) {
+        // Release: pairs with the Acquire in `Guard::new`.
+        self.hung_up.store(true, Ordering::Release);
+        let mut state = self.state.lock();
+        state.end.get_or_insert(end);
+        let waiters = std::mem::take(&mut state.waiters);
+        state.attachments.clear();
+        drop(state);
+        drop(waiters);
+        self.changed.notify_all();
+    }
+
+    fn lost(&self, operation: &'static str) -> Error {
+        let end = self.state.lock().end.clone();
+        end.unwrap_or(End::HungUp).error(operation)
+    }
+}
+
+impl End {
+    fn error(&self, operation: &'static str) -> Error {
+        match self {
+            Self::HungUp => Error::Disconnected { operation },
+            Self::Fault(fault) => Error::Protocol { operation, source: Arc::clone(fault) },
+        }
+    }
+}
+
+impl Pending {
+    /// Waits for the reply; a refusal becomes its error.
+    pub(crate) fn wait(self, subject: &Subject<'_>) -> Result<Answer> {
+        match self.receiver.recv_deadline(self.deadline.at()) {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(refusal)) => Err(refused(refusal, subject, self.deadline.seconds())),
+            Err(RecvTimeoutError::Timeout) => Err(self.deadline.passed(subject.operation)),
+            Err(RecvTimeoutError::Disconnected) => Err(self.inner.lost(subject.operation)),
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // An attach goes on without us: its reply brings a page and segments that somebody will want.
+        if !self.is_attach {
+            self.inner.forget(self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! The front door: the socket files, and who gets in.
+//!
+//! A peer that cannot be let in (the limit on sessions or on open files, another user) is told why and closed;
+//! nothing is left in the backlog to make the loop spin.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{SockFlag, accept4};
+use nix::unistd::geteuid;
+use parking_lot::Mutex;
+use tierpack_shm::layout::LAYOUT_VERSION;
+use tierpack_shm::message::{ErrorCode, HelloReply, PROTOCOL_VERSION, Refusal, encode};
+use tierpack_shm::socket::{Peer, peer, send};
+
+use crate::address;
+use crate::config::{Config, LockMode};
+use crate::error::{Result, chain};
+use crate::limits;
+use crate::ownership::{Listener, Ownership, SocketKind};
+
+/// Only the daemon's own user may connect; who may read what comes with access control.
+const SOCKET_MODE: u32 = 0o600;
+/// Connections taken in one turn of the loop.
+const ACCEPTS_PER_TURN: usize = 64;
+/// How often the socket files are looked at.
+const FILE_CHECK: Duration = Duration::from_secs(1);
+
+/// Listening sockets, their files, and the lock that makes them ours.
+#[derive(Debug)]
+pub(super) struct Front {
+    // Dropped in this order: the names go before the lock.
+    control: Option<Listener>,
+    stats: Option<Arc<Mutex<Listener>>>,
+    ownership: Ownership,
+    control_path: PathBuf,
+    stats_path: PathBuf,
+    max_sessions: usize,
+    /// Closed for a moment to take in, and turn away, a peer at the limit on open files.
+    spare: Option<File>,
+    next_check: Instant,
+    told_lost: bool,
+}
+
+impl Front {
+    pub(super) fn open(config: &Config) -> Result<Self> {
+        limits::check_pool_size(config.pool_bytes(), Path::new("/"))?;
+        if config.lock() == LockMode::Require {
+            limits::check_lock(config.pool_bytes())?;
+        }
+        limits::raise_descriptor_limit()?;
+        address::prepare_directory(config.socket())?;
+        let ownership = Ownership::acquire(config.socket())?;
+        let control = ownership.bind(config.socket(), SocketKind::SeqPacket, SOCKET_MODE)?;
+        let stats_path = config.stats_socket();
+        let stats = ownership.bind(&stats_path, SocketKind::Stream, SOCKET_MODE)?;
+        Ok(Self {
+            control: Some(control),
+            stats: Some(Arc::new(Mutex::new(stats))),
+            ownership,
+            control_path: config.socket().to_owned(),
+            stats_path,
+            max_sessions: config.max_sessions(),
+            spare: spare(),
+            next_check: Instant::now() + FILE_CHECK,
+            told_lost: false,
+        })
+    }
+
+    pub(super) fn control(&self) -> &Path {
+        &self.control_path
+    }
+
+    /// The stats socket, which another thread serves.
+    pub(super) fn stats(&self) -> Arc<Mutex<Listener>> {
+        Arc::clone(self.stats.as_ref().expect("taken only by stop_listening"))
+    }
+
+    /// Takes in who waits, and turns away who may not stay.
+    pub(super) fn accept(&mut self, sessions: usize) -> Vec<(OwnedFd, Peer)> {
+        let mut taken = Vec::new();
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(control) = &self.control else { break };
+            match accept(control) {
+                Ok(fd) => match self.check(&fd, sessions + taken.len()) {
+                    Ok(peer) => taken.push((fd, peer)),
+                    Err(refusal) => turn_away(&fd, refusal),
+                },
+                Err(Errno::EAGAIN) => break,
+                Err(Errno::EMFILE | Errno::ENFILE) if self.spare.take().is_some() => {
+                    if let Some(Ok(fd)) = self.control.as_ref().map(accept) {
+                        let text =
+                            "the daemon has no descriptor left: raise its limit on open files (ulimit -n)";
+                        turn_away(&fd, Refusal::new(ErrorCode::Limit, text));
+                    }
+                    self.spare = spare();
+                }
+                Err(Errno::EMFILE | Errno::ENFILE) => {
+                    self.spare = spare();
+                    break;
+                }
+                // The peer left before it was taken in.
+                Err(_) => {}
+            }
+        }
+        taken
+    }
+
+    fn check(&self, fd: &OwnedFd, sessions: usize) -> core::result::Result<Peer, Refusal> {
+        if sessions >= self.max_sessions {
+            let text =
+                format!("{sessions} sessions are open, the limit is {0} (--max-sessions)", self.max_sessions);
+            return Err(Refusal::new(ErrorCode::Limit, text));
+        }
+        let peer = peer(fd).map_err(|error| Refusal::new(ErrorCode::Internal, chain(&error)))?;
+        let own = geteuid().as_raw();
+        if peer.uid != own && peer.uid != 0 {
+            let text = format!("user {} may not use the daemon of user {own}", peer.uid);
+            return Err(Refusal::new(ErrorCode::Denied, text));
+        }
+        Ok(peer)
+    }
+
+    /// Makes the socket files again when somebody has removed them.
+    pub(super) fn keep_files(&mut self) {
+        let now = Instant::now();
+        if now < self.next_check {
+            return;
+        }
+        self.next_check = now + FILE_CHECK;
+        let control_lost = self.control.as_ref().is_some_and(|control| !control.is_still_there());
+        let stats_lost = self.stats.as_ref().is_some_and(|stats| !stats.lock().is_still_there());
+        if !control_lost && !stats_lost {
+            return;
+        }
+        let restored = self.restore(control_lost, stats_lost);
+        match restored {
+            Ok(()) => {
+                self.told_lost = false;
+                tracing::warn!(
+                    control = control_lost,
+                    stats = stats_lost,
+                    "socket files were removed: made again"
+                );
+            }
+            Err(error) if !self.told_lost => {
+                self.told_lost = true;
+                tracing::error!(error = chain(&error), "socket files were removed and cannot be made again");
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn restore(&mut self, control_lost: bool, stats_lost: bool) -> Result<()> {
+        self.ownership.restore()?;
+        if control_lost {
+            self.control =
+                Some(self.ownership.bind(&self.control_path, SocketKind::SeqPacket, SOCKET_MODE)?);
+        }
+        if let (true, Some(stats)) = (stats_lost, &self.stats) {
+            *stats.lock() = self.ownership.bind(&self.stats_path, SocketKind::Stream, SOCKET_MODE)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn stop_listening(&mut self) {
+        self.control = None;
+    }
+}
+
+impl AsFd for Front {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.control.as_ref().expect("polled only before stop_listening").as_fd()
+    }
+}
+
+/// Takes in one waiting peer, non-blocking; `EAGAIN` means that nobody waits.
+pub(crate) fn accept(listener: impl AsFd) -> nix::Result<OwnedFd> {
+    accept4(listener, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)
+}
+
+fn spare() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+fn turn_away(fd: &OwnedFd, refusal: Refusal) {
+    tracing::warn!(reason = refusal.text, "connection refused");
+    let reply = HelloReply::Refused { protocol: PROTOCOL_VERSION, layout: LAYOUT_VERSION, refusal };
+    if let Ok(bytes) = encode(&reply) {
+        // A peer that is gone already needs no answer.
+        let _ = send(fd, &bytes, &[]).is_ok();
+    }
+}

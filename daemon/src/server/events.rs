@@ -1,0 +1,98 @@
+//! What workers tell the poll loop: one queue, so that a segment is announced before the reply that needs it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use tierpack_shm::message::{Refusal, Reply, SegmentId};
+use tierpack_shm::segment::Segment;
+
+use crate::error::{Error, Result};
+
+/// Something for the poll loop to do.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A request was carried out.
+    Done {
+        /// The session that asked; it may be gone.
+        session: u64,
+        /// The id of its request.
+        id: u64,
+        /// What came of it.
+        result: core::result::Result<Reply, Refusal>,
+        /// Descriptors that the reply names.
+        descriptors: Vec<OwnedFd>,
+    },
+    /// A segment that every attached session must map.
+    Announce {
+        /// Its namespace.
+        namespace: u32,
+        /// Which.
+        id: SegmentId,
+        /// The segment.
+        segment: Arc<Segment>,
+    },
+    /// A segment that every session must unmap before its memory returns.
+    Retire {
+        /// Its namespace.
+        namespace: u32,
+        /// Which.
+        id: SegmentId,
+        /// The segment.
+        segment: Arc<Segment>,
+    },
+    /// A worker has panicked: one of our own invariants is broken, and the daemon ends.
+    Panicked(String),
+}
+
+/// The sending end; wakes the poll loop.
+///
+/// Unbounded, but what is in it is bounded: at most one `Done` per queued request, and segments by the budget.
+#[derive(Clone, Debug)]
+pub(crate) struct Events {
+    sender: Sender<Event>,
+    wake: Arc<EventFd>,
+}
+
+/// The poll loop's end.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    receiver: Receiver<Event>,
+    wake: Arc<EventFd>,
+}
+
+pub(crate) fn channel() -> Result<(Events, Inbox)> {
+    let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+    let wake = Arc::new(wake.map_err(|source| Error::ShutdownDescriptor { source })?);
+    let (sender, receiver) = unbounded();
+    Ok((Events { sender, wake: Arc::clone(&wake) }, Inbox { receiver, wake }))
+}
+
+impl Events {
+    pub(crate) fn send(&self, event: Event) {
+        // Without a receiver the server has ended, and nobody is left to tell.
+        if self.sender.send(event).is_ok() {
+            // Fails only when the counter is full, and then the loop is awake anyway.
+            let _ = self.wake.write(1).is_ok();
+        }
+    }
+}
+
+impl Inbox {
+    /// The next event, without waiting.
+    pub(crate) fn next(&self) -> Option<Event> {
+        self.receiver.try_recv().ok()
+    }
+
+    /// Resets the wake-up; call it before the last look at [`Inbox::next`].
+    pub(crate) fn clear_wake(&self) {
+        let _ = self.wake.read().is_ok();
+    }
+}
+
+impl AsFd for Inbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}

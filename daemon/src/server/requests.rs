@@ -1,0 +1,227 @@
+//! Requests: carried out by worker threads, answered through the poll loop.
+
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use crossbeam::channel::{Receiver, Sender, bounded};
+use tierpack_shm::chunk::{Chunk, ChunkWriter};
+use tierpack_shm::message::{
+    Blob, Entry, ErrorCode, MAX_FILE_METADATA_BYTES, MAX_INLINE_BYTES, Refusal, Reply, Request, encode,
+};
+
+use super::events::{Event, Events};
+use crate::error::{Error, Result, chain};
+use crate::store::transfer::{ChunkData, Transfers};
+use crate::store::{Outcome, Store};
+
+/// Requests that wait for a worker; one more is answered `Busy`.
+const QUEUE: usize = 256;
+/// Bytes of entries in one page of a list, well below the limit of a message.
+const PAGE_BYTES: usize = 48 << 10;
+
+/// A request on its way to a worker.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) session: u64,
+    pub(crate) id: u64,
+    pub(crate) deadline: Instant,
+    pub(crate) request: Request,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// The worker threads and their queue.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    queue: Sender<Job>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    pub(crate) fn start(
+        n: usize,
+        store: &Arc<Store>,
+        transfers: &Arc<Transfers>,
+        events: &Events,
+    ) -> Result<Self> {
+        let (queue, jobs) = bounded(QUEUE);
+        let start_one = |_| {
+            let context = Context {
+                store: Arc::clone(store),
+                transfers: Arc::clone(transfers),
+                events: events.clone(),
+            };
+            let jobs: Receiver<Job> = jobs.clone();
+            let name = "worker";
+            let started = thread::Builder::new().name(name.to_owned()).spawn(move || context.run(&jobs));
+            started.map_err(|source| Error::Thread { name, source })
+        };
+        Ok(Self { queue, threads: (0..n).map(start_one).collect::<Result<_>>()? })
+    }
+
+    /// Hands a job to a worker; says whether the queue had room for it.
+    pub(crate) fn submit(&self, job: Job) -> bool {
+        self.queue.try_send(job).is_ok()
+    }
+
+    /// Lets the workers finish what is queued, and waits for them.
+    pub(crate) fn finish(self) {
+        drop(self.queue);
+        for thread in self.threads {
+            // A panic was caught and reported as an event.
+            let _ = thread.join().is_ok();
+        }
+    }
+}
+
+struct Context {
+    store: Arc<Store>,
+    transfers: Arc<Transfers>,
+    events: Events,
+}
+
+impl Context {
+    fn run(&self, jobs: &Receiver<Job>) {
+        for job in jobs {
+            let (session, id) = (job.session, job.id);
+            let done = catch_unwind(AssertUnwindSafe(|| self.carry_out(job)));
+            match done {
+                Ok((result, descriptors)) => {
+                    self.events.send(Event::Done { session, id, result, descriptors });
+                }
+                Err(panic) => {
+                    let text = panic.downcast_ref::<String>().cloned();
+                    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                    self.events.send(Event::Panicked(text.unwrap_or_else(|| "a worker panicked".to_owned())));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn carry_out(&self, job: Job) -> (Outcome<Reply>, Vec<OwnedFd>) {
+        let mut descriptors = Vec::new();
+        let result = if job.deadline < Instant::now() {
+            Err(Refusal::new(
+                ErrorCode::Deadline,
+                "the request waited past its deadline for a worker: try again",
+            ))
+        } else {
+            self.reply(job, &mut descriptors)
+        };
+        (result, descriptors)
+    }
+
+    fn reply(&self, job: Job, descriptors: &mut Vec<OwnedFd>) -> Outcome<Reply> {
+        let (store, session) = (&*self.store, job.session);
+        let passed = job.descriptors.into_iter().next();
+        match job.request {
+            // The poll loop answers this one: it alone knows what each session holds.
+            Request::Attach { .. } => {
+                Err(Refusal::new(ErrorCode::Internal, "attach does not go to a worker"))
+            }
+            Request::Open { namespace, name } => {
+                let opened = store.namespace(&namespace)?.open(&name)?;
+                Ok(Reply::Opened { entry: opened.entry, row_elems: opened.row_elems, slot: opened.slot })
+            }
+            Request::FileMetadata { namespace, name } => {
+                let Some(text) = store.namespace(&namespace)?.file_metadata(&name)? else {
+                    return Ok(Reply::FileMetadata(None));
+                };
+                blob(&text, descriptors).map(|blob| Reply::FileMetadata(Some(blob)))
+            }
+            Request::PutBegin(mut begin) => {
+                let text = begin.file_metadata.take().map(|blob| text_of(blob, passed)).transpose()?;
+                let transfer = self.transfers.begin(store, session, begin, text)?;
+                Ok(Reply::Transfer { transfer })
+            }
+            Request::PutChunk { transfer, first_block, data } => {
+                let data = chunk_data(data, passed)?;
+                self.transfers.chunk(store, session, transfer, first_block, &data).map(|()| Reply::Done)
+            }
+            Request::PutCommit { transfer } => {
+                self.transfers.commit(store, session, transfer).map(Reply::Committed)
+            }
+            Request::PutAbort { transfer } => {
+                self.transfers.abort(store, session, transfer).map(|()| Reply::Done)
+            }
+            Request::Remove { namespace, name } => {
+                store.namespace(&namespace)?.remove(&name)?;
+                store.reclaim();
+                Ok(Reply::Done)
+            }
+            Request::List { namespace, after } => list(store, namespace.as_deref(), after.as_ref()),
+        }
+    }
+}
+
+/// A page of the list: entries after `after`, in order, until the page is full.
+fn list(store: &Store, namespace: Option<&str>, after: Option<&(String, String)>) -> Outcome<Reply> {
+    let (mut entries, mut bytes) = (Vec::<Entry>::new(), 0);
+    let mut take = |entry: Entry| {
+        // An entry that cannot be encoded alone is longer than any limit on names and ranks allows.
+        bytes += encode(&entry).map_or(PAGE_BYTES, |encoded| encoded.len());
+        let fits = bytes <= PAGE_BYTES || entries.is_empty();
+        if fits {
+            entries.push(entry);
+        }
+        fits
+    };
+    let namespaces = match namespace {
+        Some(name) => store.namespace(name).into_iter().collect(),
+        None => store.namespaces(),
+    };
+    let more = namespaces.iter().any(|namespace| {
+        let start = match after {
+            Some((before, _)) if *before > namespace.name => return false,
+            Some((before, name)) if *before == namespace.name => Some(name.as_str()),
+            _ => None,
+        };
+        !namespace.list(start, &mut take)
+    });
+    Ok(Reply::Listed { entries, more })
+}
+
+/// A text as a message carries it.
+fn blob(text: &[u8], descriptors: &mut Vec<OwnedFd>) -> Outcome<Blob> {
+    if text.len() <= MAX_INLINE_BYTES {
+        return Ok(Blob::Inline(text.to_vec()));
+    }
+    let failed = |error| Refusal::new(ErrorCode::Internal, chain(&error));
+    let mut chunk = ChunkWriter::new(text.len() as u64).map_err(failed)?;
+    chunk.as_mut_bytes().copy_from_slice(text);
+    descriptors.push(chunk.seal().map_err(failed)?);
+    Ok(Blob::Descriptor { len: text.len() as u64 })
+}
+
+fn chunk_data(data: Blob, passed: Option<OwnedFd>) -> Outcome<ChunkData> {
+    match (data, passed) {
+        (Blob::Inline(bytes), _) => Ok(ChunkData::Inline(bytes)),
+        (Blob::Descriptor { len }, Some(fd)) => {
+            let chunk = Chunk::adopt(fd, len);
+            chunk.map(ChunkData::Sealed).map_err(|error| Refusal::new(ErrorCode::Invalid, chain(&error)))
+        }
+        (Blob::Descriptor { .. }, None) => {
+            Err(Refusal::new(ErrorCode::Invalid, "the chunk's descriptor is missing"))
+        }
+    }
+}
+
+/// A text that came with a message.
+fn text_of(blob: Blob, passed: Option<OwnedFd>) -> Outcome<Vec<u8>> {
+    match chunk_data(blob, passed)? {
+        ChunkData::Inline(bytes) => Ok(bytes),
+        ChunkData::Sealed(chunk) if chunk.len() > MAX_FILE_METADATA_BYTES => {
+            let len = chunk.len();
+            let text = format!("file metadata of {len} bytes is over the limit of {MAX_FILE_METADATA_BYTES}");
+            Err(Refusal::new(ErrorCode::Invalid, text))
+        }
+        ChunkData::Sealed(chunk) => {
+            let mut text = vec![0; tierpack_shm::types::index(chunk.len())];
+            chunk.read_at(0, &mut text).map_err(|error| Refusal::new(ErrorCode::Invalid, chain(&error)))?;
+            Ok(text)
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! One client: its socket, what waits to be sent to it, and what it holds.
+//!
+//! A session ends in two steps. The daemon may end it (bad bytes, a deadline): no message passes any more, but its
+//! leases still count. Only when the kernel reports the peer closed are its leases and segments its no longer.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{Shutdown as Side, shutdown};
+use tierpack_shm::error::Error as ShmError;
+use tierpack_shm::message::{DaemonMessage, SegmentId, encode};
+use tierpack_shm::segment::Segment;
+use tierpack_shm::socket::{MAX_DESCRIPTORS, Peer, send};
+
+use crate::store::Namespace;
+
+/// How long a new peer may take to say hello.
+pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a peer may leave messages unread once its socket is full.
+const READ_DEADLINE: Duration = Duration::from_secs(10);
+/// Messages that may wait for a slow peer.
+const MAX_WAITING: usize = 4096;
+
+/// Where a session stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Connected; must say hello by then.
+    Greeting(Instant),
+    /// Said hello.
+    Open,
+    /// Ended by the daemon; waits for the peer to close.
+    Ended,
+}
+
+/// A descriptor that goes with a message.
+#[derive(Debug)]
+pub(crate) enum Passed {
+    Segment(Arc<Segment>),
+    Owned(OwnedFd),
+}
+
+impl AsFd for Passed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Segment(segment) => segment.as_fd(),
+            Self::Owned(fd) => fd.as_fd(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    descriptors: Vec<Passed>,
+}
+
+/// A namespace that a session is attached to.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) namespace: Arc<Namespace>,
+    /// Segments whose descriptors were sent, or wait to be, and that it has not given up.
+    pub(crate) held: BTreeSet<SegmentId>,
+}
+
+/// A connected client.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) number: u64,
+    pub(crate) peer: Peer,
+    pub(crate) state: State,
+    pub(crate) attached: BTreeMap<u32, Attached>,
+    fd: OwnedFd,
+    waiting: VecDeque<Outgoing>,
+    stuck_since: Option<Instant>,
+}
+
+impl Session {
+    pub(crate) fn new(number: u64, peer: Peer, fd: OwnedFd) -> Self {
+        Self {
+            number,
+            peer,
+            state: State::Greeting(Instant::now() + HELLO_DEADLINE),
+            attached: BTreeMap::new(),
+            fd,
+            waiting: VecDeque::new(),
+            stuck_since: None,
+        }
+    }
+
+    /// Queues a message and sends what the socket takes.
+    pub(crate) fn send(&mut self, message: &DaemonMessage, descriptors: Vec<Passed>) {
+        debug_assert_eq!(message.descriptors(), descriptors.len(), "{message:?}");
+        match encode(message) {
+            Ok(bytes) => self.send_bytes(bytes, descriptors),
+            Err(error) => {
+                tracing::error!(session = self.number, error = %error, "reply cannot be encoded");
+                self.end();
+            }
+        }
+    }
+
+    /// As [`Session::send`], for a message that is encoded already.
+    pub(crate) fn send_bytes(&mut self, bytes: Vec<u8>, descriptors: Vec<Passed>) {
+        if self.state == State::Ended {
+            return;
+        }
+        self.waiting.push_back(Outgoing { bytes, descriptors });
+        self.flush();
+        if self.waiting.len() > MAX_WAITING {
+            tracing::warn!(
+                session = self.number,
+                messages = self.waiting.len(),
+                "peer does not read its messages"
+            );
+            self.end();
+        }
+    }
+
+    /// Announces segments, as many per message as descriptors fit.
+    pub(crate) fn announce(&mut self, namespace: u32, segments: Vec<(SegmentId, Arc<Segment>)>) {
+        let Some(attached) = self.attached.get_mut(&namespace) else { return };
+        let fresh: Vec<_> = segments.into_iter().filter(|(id, _)| attached.held.insert(*id)).collect();
+        for run in fresh.chunks(MAX_DESCRIPTORS) {
+            let named = run.iter().map(|(id, segment)| (*id, segment.len())).collect();
+            let descriptors = run.iter().map(|(_, segment)| Passed::Segment(Arc::clone(segment))).collect();
+            self.send(&DaemonMessage::Segments { namespace, segments: named }, descriptors);
+        }
+    }
+
+    /// Sends what waits, until the socket is full.
+    pub(crate) fn flush(&mut self) {
+        while let Some(next) = self.waiting.front() {
+            let descriptors: Vec<_> = next.descriptors.iter().map(AsFd::as_fd).collect();
+            match send(&self.fd, &next.bytes, &descriptors) {
+                Ok(()) => {
+                    self.stuck_since = None;
+                    self.waiting.pop_front();
+                }
+                Err(ShmError::WouldBlock) => {
+                    self.stuck_since.get_or_insert_with(Instant::now);
+                    return;
+                }
+                // The poll loop will hear of it from the kernel.
+                Err(ShmError::Closed) => return self.waiting.clear(),
+                Err(error) => {
+                    tracing::warn!(
+                        session = self.number,
+                        error = crate::error::chain(&error),
+                        "message not sent"
+                    );
+                    return self.end();
+                }
+            }
+        }
+    }
+
+    /// Ends the session from this side: the peer reads the end of the connection.
+    pub(crate) fn end(&mut self) {
+        if self.state != State::Ended {
+            self.state = State::Ended;
+            self.waiting.clear();
+            // Only the sending side: with both shut the kernel could no longer tell us that the peer has closed.
+            let _ = shutdown(std::os::fd::AsRawFd::as_raw_fd(&self.fd), Side::Write).is_ok();
+        }
+    }
+
+    /// Whether the peer has kept us waiting too long.
+    pub(crate) fn is_overdue(&self, now: Instant) -> bool {
+        match self.state {
+            State::Greeting(deadline) => now > deadline,
+            State::Open => self.stuck_since.is_some_and(|since| now.duration_since(since) > READ_DEADLINE),
+            State::Ended => false,
+        }
+    }
+
+    /// Whether messages wait for the socket.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+impl AsFd for Session {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,137 @@
+//! Stats: what the daemon knows about itself, gathered for one document.
+//!
+//! The poll loop and the workers write here in passing; the thread of the stats socket reads, so that it answers
+//! even when every worker is busy.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tierpack_shm::page::{ClientPage, Counts};
+use tierpack_shm::socket::Peer;
+use tierpack_shm::stats::{PoolStats, SessionStats, Stats};
+
+use crate::config::{Config, LockMode};
+use crate::server::SOFTWARE;
+use crate::store::Store;
+use crate::store::transfer::Transfers;
+
+/// What a client may say about itself at most.
+const MAX_SOFTWARE_CHARS: usize = 80;
+
+#[derive(Debug)]
+struct Seen {
+    peer: Peer,
+    software: String,
+    attached: Vec<(String, Arc<ClientPage>)>,
+    ended: bool,
+}
+
+/// The board that everyone writes to.
+#[derive(Debug)]
+pub(crate) struct Board {
+    started: Instant,
+    lock: LockMode,
+    store: Arc<Store>,
+    transfers: Arc<Transfers>,
+    sessions: Mutex<BTreeMap<u64, Seen>>,
+    done: AtomicU64,
+    refused: AtomicU64,
+    sessions_ended: AtomicU64,
+}
+
+impl Board {
+    pub(crate) fn new(config: &Config, store: Arc<Store>, transfers: Arc<Transfers>) -> Self {
+        Self {
+            started: Instant::now(),
+            lock: config.lock(),
+            store,
+            transfers,
+            sessions: Mutex::default(),
+            done: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            sessions_ended: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn request(&self, done: bool) {
+        let counter = if done { &self.done } else { &self.refused };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn session_opened(&self, session: u64, peer: Peer, software: String) {
+        let software = software.chars().take(MAX_SOFTWARE_CHARS).collect();
+        self.sessions.lock().insert(session, Seen { peer, software, attached: Vec::new(), ended: false });
+    }
+
+    pub(crate) fn session_attached(&self, session: u64, namespace: &str, page: &Arc<ClientPage>) {
+        if let Some(seen) = self.sessions.lock().get_mut(&session) {
+            seen.attached.push((namespace.to_owned(), Arc::clone(page)));
+        }
+    }
+
+    pub(crate) fn session_ended(&self, session: u64) {
+        self.sessions_ended.fetch_add(1, Ordering::Relaxed);
+        if let Some(seen) = self.sessions.lock().get_mut(&session) {
+            seen.ended = true;
+        }
+    }
+
+    pub(crate) fn session_gone(&self, session: u64) {
+        self.sessions.lock().remove(&session);
+    }
+
+    /// Everything, now.
+    pub(crate) fn snapshot(&self) -> Stats {
+        let mut stats = Stats::new(SOFTWARE.to_owned(), self.store.instance);
+        stats.uptime_s = self.started.elapsed().as_secs_f64();
+        stats.namespaces = self.store.namespaces().iter().map(|namespace| namespace.stats()).collect();
+        stats.sessions = self.sessions.lock().iter().map(|(number, seen)| seen.stats(*number)).collect();
+        stats.pool = self.pool(&stats);
+        stats.transfers = self.transfers.len() as u64;
+        stats.requests.done = self.done.load(Ordering::Relaxed);
+        stats.requests.refused = self.refused.load(Ordering::Relaxed);
+        stats.requests.sessions_ended = self.sessions_ended.load(Ordering::Relaxed);
+        stats
+    }
+
+    fn pool(&self, stats: &Stats) -> PoolStats {
+        let sum =
+            |field: fn(&tierpack_shm::stats::NamespaceStats) -> u64| stats.namespaces.iter().map(field).sum();
+        let (segments, returning, locked) = self.store.budget.taken();
+        let mut pool = PoolStats::default();
+        pool.size_bytes = self.store.budget.size();
+        pool.segment_bytes = segments;
+        pool.returning_bytes = returning;
+        pool.used_bytes = sum(|namespace| namespace.used_bytes);
+        pool.raw_bytes = sum(|namespace| namespace.raw_bytes);
+        pool.stored_bytes = sum(|namespace| namespace.stored_bytes);
+        pool.reserved_bytes = self.store.budget.reserved();
+        pool.held_bytes = sum(|namespace| namespace.held_bytes);
+        pool.locked_bytes = locked;
+        pool.lock = match self.lock {
+            LockMode::Require => "require",
+            LockMode::Try => "try",
+            LockMode::Off => "off",
+        }
+        .to_owned();
+        pool
+    }
+}
+
+impl Seen {
+    fn stats(&self, number: u64) -> SessionStats {
+        let mut stats = SessionStats::default();
+        stats.session = number;
+        stats.pid = (self.peer.pid != 0).then_some(self.peer.pid);
+        stats.uid = self.peer.uid;
+        stats.software.clone_from(&self.software);
+        stats.namespaces = self.attached.iter().map(|(name, _)| name.clone()).collect();
+        stats.leases = self.attached.iter().map(|(_, page)| page.leases_taken() as u64).sum();
+        stats.counts = self.attached.iter().fold(Counts::default(), |sum, (_, page)| sum.plus(page.counts()));
+        stats.ended = self.ended;
+        stats
+    }
+}

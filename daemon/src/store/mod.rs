@@ -1,0 +1,322 @@
+//! The store: namespaces, and the memory that they share.
+//!
+//! Every namespace has segments of its own; `--pool-size` bounds all of them together.
+//! A namespace's segments start small and double, so that many small namespaces fit a pool.
+//! When the budget is used up, what no lease holds is freed and segments in which nothing is used return to the
+//! system, and only then is a put refused.
+//!
+//! Lock order: a namespace's `growing`, then its `inner`, then the budget.
+//! No lock is held while a segment is made or while waiting for clients.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+use tierpack_shm::fork::random;
+use tierpack_shm::layout::MIN_SEGMENT_BYTES;
+use tierpack_shm::message::{ErrorCode, MAX_NAMESPACE_BYTES, Refusal, SegmentId};
+use tierpack_shm::page::NamespaceId;
+use tierpack_shm::segment::{Segment, SegmentKind};
+
+use crate::config::{Config, LockMode};
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::server::events::{Event, Events};
+use crate::size::{ByteSize, MIB};
+
+pub(crate) mod budget;
+pub(crate) mod file_metadata;
+pub(crate) mod namespace;
+pub(crate) mod transfer;
+
+use budget::Budget;
+use file_metadata::FileMetadataSet;
+pub(crate) use namespace::Namespace;
+
+/// Result of a request: the refusal goes to the client as it is.
+pub(crate) type Outcome<T> = core::result::Result<T, Refusal>;
+
+/// The shortest data segment: holds a few blocks of the usual 256 KiB.
+const FIRST_DATA_BYTES: u64 = MIB;
+/// Namespaces of one daemon: each costs a directory segment.
+const MAX_NAMESPACES: usize = 4096;
+/// How long an allocation waits for clients to unmap segments that return to the system.
+const RETURN_WAIT: Duration = Duration::from_secs(2);
+
+/// Everything the daemon stores.
+#[derive(Debug)]
+pub(crate) struct Store {
+    pub(crate) instance: u64,
+    pub(crate) budget: Budget,
+    pub(crate) file_metadata: FileMetadataSet,
+    lock: LockMode,
+    segment_bytes: u64,
+    serials: AtomicU64,
+    /// Whether extents were freed since the last [`Store::tidy`].
+    pub(crate) freed: AtomicBool,
+    namespaces: RwLock<BTreeMap<String, Arc<Namespace>>>,
+    events: Events,
+}
+
+impl Store {
+    pub(crate) fn new(config: &Config, events: Events) -> Result<Self> {
+        let instance = random().map_err(|source| Error::Shm { source })?;
+        let store = Self {
+            instance,
+            budget: Budget::new(config.pool_bytes()),
+            file_metadata: FileMetadataSet::new(config.pool_bytes()),
+            lock: config.lock(),
+            segment_bytes: config.segment_bytes(),
+            serials: AtomicU64::new(1),
+            freed: AtomicBool::new(false),
+            namespaces: RwLock::new(BTreeMap::new()),
+            events,
+        };
+        Ok(store)
+    }
+
+    /// A namespace that exists.
+    pub(crate) fn namespace(&self, name: &str) -> Outcome<Arc<Namespace>> {
+        let found = self.namespaces.read().get(name).map(Arc::clone);
+        found.ok_or_else(|| Refusal::new(ErrorCode::NotFound, format!("namespace {name:?} does not exist")))
+    }
+
+    /// Every namespace, in the order of their names.
+    pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
+        self.namespaces.read().values().map(Arc::clone).collect()
+    }
+
+    /// A namespace, made if it does not exist.
+    pub(crate) fn namespace_or_new(&self, name: &str) -> Outcome<Arc<Namespace>> {
+        if let Some(found) = self.namespaces.read().get(name) {
+            return Ok(Arc::clone(found));
+        }
+        check_namespace_name(name)?;
+        if self.namespaces.read().len() >= MAX_NAMESPACES {
+            let text = format!("namespace {name:?} would be one more than the limit of {MAX_NAMESPACES}");
+            return Err(Refusal::new(ErrorCode::Limit, text));
+        }
+        let segment =
+            self.budgeted_segment(MIN_SEGMENT_BYTES).ok_or_else(|| self.full(MIN_SEGMENT_BYTES))??;
+        let mut namespaces = self.namespaces.write();
+        if let Some(found) = namespaces.get(name) {
+            // Another put was first: its segment stays, this one goes.
+            self.budget.start_return(segment.len());
+            self.budget.end_return(segment.len(), self.lock != LockMode::Off);
+            return Ok(Arc::clone(found));
+        }
+        let id = NamespaceId { instance: self.instance, namespace: count(namespaces.len()) };
+        let made = Arc::new(Namespace::new(id, name.to_owned(), segment, self.next_serial()));
+        namespaces.insert(name.to_owned(), Arc::clone(&made));
+        tracing::info!(namespace = name, "namespace made");
+        Ok(made)
+    }
+
+    fn next_serial(&self) -> u64 {
+        self.serials.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Makes room for at least `needed` more bytes in one extent of a namespace.
+    ///
+    /// The caller has tried to allocate and holds no lock; it tries again after this.
+    pub(crate) fn grow(&self, namespace: &Namespace, kind: SegmentKind, needed: u64) -> Outcome<()> {
+        let deadline = Instant::now() + RETURN_WAIT;
+        loop {
+            let growing = namespace.growing.lock();
+            if namespace.has_room(kind, needed) {
+                return Ok(());
+            }
+            if let Some(segment) = self.grown_segment(namespace, kind, needed) {
+                let (id, segment) = namespace.add_segment(kind, segment?, self.next_serial())?;
+                drop(growing);
+                let (segment_idx, len) = (id.index, segment.len());
+                tracing::info!(
+                    namespace = namespace.name,
+                    kind = kind.name(),
+                    segment_idx,
+                    bytes = len,
+                    "segment added"
+                );
+                self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment });
+                return Ok(());
+            }
+            drop(growing);
+            self.reclaim();
+            let returning = self.trim(0);
+            if namespace.has_room(kind, needed) {
+                return Ok(());
+            }
+            if !returning && !self.budget.is_returning() || !self.budget.wait_returned(deadline) {
+                return Err(self.full(needed));
+            }
+        }
+    }
+
+    /// A segment as long as the namespace has bytes already, within what the budget leaves.
+    fn grown_segment(
+        &self,
+        namespace: &Namespace,
+        kind: SegmentKind,
+        needed: u64,
+    ) -> Option<Outcome<Segment>> {
+        let least = needed.next_multiple_of(MIN_SEGMENT_BYTES);
+        let first = if kind == SegmentKind::Data { FIRST_DATA_BYTES } else { MIN_SEGMENT_BYTES };
+        let usual = namespace.segment_bytes(kind).next_power_of_two().clamp(first, self.segment_bytes);
+        let wished =
+            usual.max(least.next_power_of_two().min(tierpack_shm::layout::SEGMENT_SPAN_BYTES)).max(least);
+        // Near the end of the budget, a shorter segment is better than none.
+        let left = self.budget.left() / MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES;
+        if left < least {
+            return None;
+        }
+        self.budgeted_segment(wished.min(left))
+    }
+
+    /// `None` when the budget does not allow it.
+    fn budgeted_segment(&self, len: u64) -> Option<Outcome<Segment>> {
+        if !self.budget.take(len) {
+            return None;
+        }
+        let made = limits::check_growth(len, Path::new("/")).and_then(|()| self.new_segment(len));
+        Some(made.map_err(|error| {
+            self.budget.give(len);
+            let text = crate::error::chain(&error);
+            tracing::error!(bytes = len, error = text, "no segment");
+            Refusal::new(ErrorCode::PoolFull, text)
+        }))
+    }
+
+    fn new_segment(&self, len: u64) -> Result<Segment> {
+        let segment = Segment::create(len).map_err(|source| Error::Shm { source })?;
+        let locked = match self.lock {
+            LockMode::Off => return Ok(segment),
+            LockMode::Try | LockMode::Require => segment.lock(),
+        };
+        match locked {
+            Ok(()) => self.budget.add_locked(len),
+            Err(tierpack_shm::error::Error::Lock { source, .. }) => {
+                let reason = limits::explain_lock_failure(len, source);
+                if self.lock == LockMode::Require {
+                    return Err(reason);
+                }
+                if self.budget.first_unlocked() {
+                    tracing::warn!(reason = crate::error::chain(&reason), "segments are not page-locked");
+                }
+            }
+            Err(source) => return Err(Error::Shm { source }),
+        }
+        Ok(segment)
+    }
+
+    /// Frees what no lease holds any more, in every namespace; says whether something is still held.
+    pub(crate) fn reclaim(&self) -> bool {
+        let mut any_held = false;
+        for namespace in self.namespaces() {
+            let (freed, held) = namespace.reclaim();
+            any_held |= held;
+            if freed {
+                self.freed.store(true, Ordering::Relaxed);
+            }
+        }
+        any_held
+    }
+
+    /// Returns spare segments if something was freed since the last look.
+    pub(crate) fn tidy(&self) {
+        if self.freed.swap(false, Ordering::Relaxed) {
+            self.trim(1);
+        }
+    }
+
+    /// Starts to return segments in which nothing is used, `keep` of them per namespace aside.
+    ///
+    /// Says whether some are on their way.
+    pub(crate) fn trim(&self, keep: usize) -> bool {
+        let mut any = false;
+        for namespace in self.namespaces() {
+            for (id, segment) in namespace.take_free_segments(keep) {
+                any = true;
+                self.budget.start_return(segment.len());
+                self.events.send(Event::Retire { namespace: namespace.id.namespace, id, segment });
+            }
+        }
+        any
+    }
+
+    /// Ends the return of a segment: no client maps it any more.
+    pub(crate) fn returned(&self, namespace: u32, id: SegmentId, segment: Arc<Segment>) {
+        let len = segment.len();
+        let was_locked = self.lock != LockMode::Off;
+        drop(segment);
+        if let Some(namespace) = self.namespaces.read().values().find(|found| found.id.namespace == namespace)
+        {
+            namespace.vacate(id);
+            tracing::info!(
+                namespace = namespace.name,
+                segment_idx = id.index,
+                bytes = len,
+                "segment returned"
+            );
+        }
+        self.budget.end_return(len, was_locked);
+    }
+
+    /// Refuses a put that cannot fit, before its bytes come.
+    pub(crate) fn check_room(&self, needed: u64) -> Outcome<()> {
+        let fits = || self.budget.size() >= self.committed_bytes().saturating_add(needed);
+        if fits() {
+            return Ok(());
+        }
+        self.reclaim();
+        if fits() { Ok(()) } else { Err(self.full(needed)) }
+    }
+
+    /// Bytes that are used, promised to puts under way, or taken by directories.
+    fn committed_bytes(&self) -> u64 {
+        let used: u64 = self.namespaces().iter().map(|namespace| namespace.committed_bytes()).sum();
+        used + self.budget.reserved()
+    }
+
+    fn full(&self, needed: u64) -> Refusal {
+        let (mut stored, mut held, mut directories) = (0, 0, 0);
+        for namespace in self.namespaces() {
+            let stats = namespace.stats();
+            stored += stats.stored_bytes;
+            held += stats.held_bytes;
+            directories += namespace.segment_bytes(SegmentKind::Directory);
+        }
+        let text = format!(
+            "pool is full: {} more are needed, and of {} tensors take {}, puts under way {}, directories {}, and \
+             removed tensors that clients still read {}; remove tensors or start the daemon with a larger --pool-size",
+            ByteSize(needed),
+            ByteSize(self.budget.size()),
+            ByteSize(stored),
+            ByteSize(self.budget.reserved()),
+            ByteSize(directories),
+            ByteSize(held),
+        );
+        Refusal::new(ErrorCode::PoolFull, text)
+    }
+}
+
+fn check_namespace_name(name: &str) -> Outcome<()> {
+    let fault = if name.is_empty() {
+        "it is empty".to_owned()
+    } else if name.len() > MAX_NAMESPACE_BYTES {
+        format!("it has {} bytes, the limit is {MAX_NAMESPACE_BYTES}", name.len())
+    } else if name.chars().any(char::is_control) {
+        "it holds a control character".to_owned()
+    } else {
+        return Ok(());
+    };
+    let shown: String = name.chars().take(40).collect();
+    Err(Refusal::new(ErrorCode::Invalid, format!("namespace name {shown:?} is refused: {fault}")))
+}
+
+/// A count that fits a message.
+fn count(len: usize) -> u32 {
+    u32::try_from(len).expect("bounded by MAX_NAMESPACES")
+}

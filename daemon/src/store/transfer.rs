@@ -1,0 +1,360 @@
+//! Puts: begin, chunks, commit; nothing is visible before the commit, and nothing is left without one.
+//!
+//! Each chunk holds whole blocks, so that chunks are encoded side by side and in any order.
+//! A block goes from the client's sealed memory file through one small buffer into its extent.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use slab::Slab;
+use tierpack_kernels::codec::{encode_block, max_encoded_len};
+use tierpack_kernels::geometry::{BlockShape, Geometry};
+use tierpack_shm::chunk::Chunk;
+use tierpack_shm::message::{Entry, ErrorCode, MAX_CHUNK_BYTES, MAX_NAME_BYTES, PutBegin, Refusal};
+use tierpack_shm::pool::Fresh;
+use tierpack_shm::segment::SegmentKind;
+use tierpack_shm::types::{CodecId, Extent, UNIT_BYTES, index};
+
+use super::file_metadata::SharedText;
+use super::namespace::{Content, Namespace, directory_need};
+use super::{Outcome, Store};
+
+/// Puts under way at once, over all sessions.
+const MAX_TRANSFERS: usize = 4096;
+
+/// The bytes of a chunk, wherever they came.
+#[derive(Debug)]
+pub(crate) enum ChunkData {
+    /// In the message.
+    Inline(Vec<u8>),
+    /// In a sealed memory file.
+    Sealed(Chunk),
+}
+
+impl ChunkData {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Inline(bytes) => bytes.len() as u64,
+            Self::Sealed(chunk) => chunk.len(),
+        }
+    }
+
+    /// Fills `buf` from byte `at` on; the caller has checked the length.
+    fn read_at(&self, at: u64, buf: &mut [u8]) -> Outcome<()> {
+        match self {
+            Self::Inline(bytes) => {
+                buf.copy_from_slice(&bytes[index(at)..][..buf.len()]);
+                Ok(())
+            }
+            Self::Sealed(chunk) => chunk
+                .read_at(at, buf)
+                .map_err(|error| invalid(format!("chunk cannot be read: {}", crate::error::chain(&error)))),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Progress {
+    blocks: Vec<Option<Extent>>,
+    filled: u64,
+    stored_bytes: u64,
+    /// Bytes of the budget still promised to blocks that have not come.
+    reserved_bytes: u64,
+    ended: bool,
+    last_used: Instant,
+}
+
+/// One put under way.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    session: u64,
+    namespace: Arc<Namespace>,
+    name: String,
+    overwrite: bool,
+    shape: Vec<u64>,
+    row_elems: Option<u64>,
+    geometry: Geometry,
+    file_metadata: Option<SharedText>,
+    progress: Mutex<Progress>,
+}
+
+/// Transfers by slab key, each with the number that makes its id one that is never used twice.
+#[derive(Debug, Default)]
+struct Table {
+    slab: Slab<(u32, Arc<Transfer>)>,
+    last_number: u32,
+}
+
+/// The puts under way, by the ids that clients use.
+#[derive(Debug, Default)]
+pub(crate) struct Transfers {
+    table: Mutex<Table>,
+}
+
+fn invalid(text: impl Into<String>) -> Refusal {
+    Refusal::new(ErrorCode::Invalid, text)
+}
+
+impl Transfers {
+    fn insert(&self, transfer: Arc<Transfer>) -> Outcome<u64> {
+        let table = &mut *self.table.lock();
+        if table.slab.len() == MAX_TRANSFERS {
+            let text = format!("{MAX_TRANSFERS} puts are under way, which is the limit: try again later");
+            return Err(Refusal::new(ErrorCode::Limit, text));
+        }
+        table.last_number = table.last_number.wrapping_add(1);
+        let key = table.slab.insert((table.last_number, transfer));
+        Ok(u64::from(table.last_number) << 32 | key as u64)
+    }
+
+    /// The transfer, if it is one of this session.
+    fn get(&self, id: u64, session: u64) -> Outcome<Arc<Transfer>> {
+        let table = self.table.lock();
+        let found =
+            table.slab.get(index(id & 0xFFFF_FFFF)).filter(|(number, _)| u64::from(*number) == id >> 32);
+        let owned = found.filter(|(_, transfer)| transfer.session == session);
+        let text =
+            || invalid(format!("put {id} of this session does not exist: it ended, or idled too long"));
+        owned.map(|(_, transfer)| Arc::clone(transfer)).ok_or_else(text)
+    }
+
+    fn take(&self, id: u64, session: u64) -> Outcome<Arc<Transfer>> {
+        let transfer = self.get(id, session)?;
+        self.table.lock().slab.try_remove(index(id & 0xFFFF_FFFF));
+        Ok(transfer)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.lock().slab.len()
+    }
+
+    /// Ends the puts of a session that is gone.
+    pub(crate) fn abort_session(&self, store: &Store, session: u64) {
+        self.abort_where(store, |transfer| transfer.session == session);
+    }
+
+    /// Ends the puts that nobody has moved for `limit`.
+    pub(crate) fn abort_idle(&self, store: &Store, limit: Duration) {
+        self.abort_where(store, |transfer| transfer.progress.lock().last_used.elapsed() > limit);
+    }
+
+    fn abort_where(&self, store: &Store, ended: impl Fn(&Transfer) -> bool) {
+        let mut gone = Vec::new();
+        self.table.lock().slab.retain(|_, (_, transfer)| {
+            let keep = !ended(transfer);
+            if !keep {
+                gone.push(Arc::clone(transfer));
+            }
+            keep
+        });
+        for transfer in gone {
+            tracing::debug!(tensor = transfer.name, session = transfer.session, "put ended without commit");
+            transfer.abort(store);
+        }
+    }
+
+    pub(crate) fn begin(
+        &self,
+        store: &Store,
+        session: u64,
+        begin: PutBegin,
+        file_metadata: Option<Vec<u8>>,
+    ) -> Outcome<u64> {
+        if begin.name.len() > MAX_NAME_BYTES {
+            let len = begin.name.len();
+            return Err(invalid(format!("tensor name has {len} bytes, the limit is {MAX_NAME_BYTES}")));
+        }
+        let what = || format!("tensor {:?}", begin.name);
+        let geometry = Geometry::new(begin.dtype, &begin.shape, begin.access, begin.row_elems)
+            .map_err(|error| invalid(format!("{} is refused: {error}", what())))?;
+        let directory_bytes = directory_need(geometry.n_blocks()).ok_or_else(|| {
+            invalid(format!("{} has {} blocks, more than one table holds", what(), geometry.n_blocks()))
+        })?;
+        let reserved_bytes = stored_at_most(&geometry);
+        store.check_room(reserved_bytes.saturating_add(directory_bytes))?;
+        let namespace = store.namespace_or_new(&begin.namespace)?;
+        namespace.check_free(&begin.name, begin.overwrite)?;
+        let file_metadata = file_metadata.map(|text| store.file_metadata.intern(text)).transpose()?;
+        let progress = Progress {
+            blocks: (0..geometry.n_blocks()).map(|_| None).collect(),
+            filled: 0,
+            stored_bytes: 0,
+            reserved_bytes,
+            ended: false,
+            last_used: Instant::now(),
+        };
+        let transfer = Transfer {
+            session,
+            namespace,
+            name: begin.name,
+            overwrite: begin.overwrite,
+            shape: begin.shape,
+            row_elems: begin.row_elems,
+            geometry,
+            file_metadata,
+            progress: Mutex::new(progress),
+        };
+        let id = self.insert(Arc::new(transfer))?;
+        store.budget.reserve(reserved_bytes);
+        Ok(id)
+    }
+
+    pub(crate) fn chunk(
+        &self,
+        store: &Store,
+        session: u64,
+        id: u64,
+        first_block: u64,
+        data: &ChunkData,
+    ) -> Outcome<()> {
+        self.get(id, session)?.chunk(store, first_block, data)
+    }
+
+    pub(crate) fn commit(&self, store: &Store, session: u64, id: u64) -> Outcome<Entry> {
+        self.take(id, session)?.commit(store)
+    }
+
+    pub(crate) fn abort(&self, store: &Store, session: u64, id: u64) -> Outcome<()> {
+        self.take(id, session)?.abort(store);
+        Ok(())
+    }
+}
+
+/// The most bytes that the blocks of a tensor take, rounding included.
+fn stored_at_most(geometry: &Geometry) -> u64 {
+    // Every block but the last of a row or of the tensor has the shape of the first.
+    let rounded = |shape: &BlockShape| max_encoded_len(shape).next_multiple_of(UNIT_BYTES);
+    match geometry.n_blocks() {
+        0 => 0,
+        blocks => rounded(&geometry.block(0)).saturating_mul(blocks),
+    }
+}
+
+impl Transfer {
+    fn chunk(&self, store: &Store, first_block: u64, data: &ChunkData) -> Outcome<()> {
+        thread_local! {
+            /// Raw and encoded bytes of one block.
+            static BUFFERS: RefCell<(Vec<u8>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+        }
+        if data.len() > MAX_CHUNK_BYTES {
+            return Err(invalid(format!(
+                "chunk of {} bytes is over the limit of {MAX_CHUNK_BYTES}",
+                data.len()
+            )));
+        }
+        let (mut block_idx, mut at) = (first_block, 0);
+        while at < data.len() {
+            let shape = self.block_in(block_idx, data.len() - at)?;
+            let fresh = BUFFERS.with_borrow_mut(|(raw, encoded)| {
+                raw.resize(index(shape.raw_bytes), 0);
+                data.read_at(at, raw)?;
+                encode_block(CodecId::Raw, &self.geometry, block_idx, raw, encoded).map_err(|error| {
+                    invalid(format!("block {block_idx} of tensor {:?}: {error}", self.name))
+                })?;
+                let mut fresh = store.allocate(&self.namespace, encoded.len() as u64)?;
+                fresh.write(0, encoded);
+                Ok(fresh)
+            })?;
+            self.fill(store, block_idx, fresh)?;
+            at += shape.raw_bytes;
+            block_idx += 1;
+        }
+        Ok(())
+    }
+
+    fn block_in(&self, block_idx: u64, left: u64) -> Outcome<BlockShape> {
+        if block_idx >= self.geometry.n_blocks() {
+            let n_blocks = self.geometry.n_blocks();
+            return Err(invalid(format!(
+                "chunk passes the end of tensor {:?} with {n_blocks} blocks",
+                self.name
+            )));
+        }
+        let shape = self.geometry.block(block_idx);
+        if shape.raw_bytes > left {
+            let text =
+                format!("chunk ends inside block {block_idx}: {left} of {} bytes came", shape.raw_bytes);
+            return Err(invalid(text));
+        }
+        Ok(shape)
+    }
+
+    fn fill(&self, store: &Store, block_idx: u64, fresh: Fresh) -> Outcome<()> {
+        let mut progress = self.progress.lock();
+        let taken = progress.blocks[index(block_idx)].is_some();
+        if progress.ended || taken {
+            drop(progress);
+            self.namespace.free([fresh.freeze()]);
+            let fault = if taken { "came twice" } else { "came after the put ended" };
+            return Err(invalid(format!("block {block_idx} of tensor {:?} {fault}", self.name)));
+        }
+        let kept = fresh.len_bytes().min(progress.reserved_bytes);
+        progress.reserved_bytes -= kept;
+        store.budget.unreserve(kept);
+        progress.stored_bytes += fresh.len_bytes();
+        progress.filled += 1;
+        progress.last_used = Instant::now();
+        progress.blocks[index(block_idx)] = Some(fresh.freeze());
+        Ok(())
+    }
+
+    /// Ends the transfer; gives its blocks, and how many of them came.
+    fn end(&self, store: &Store) -> (Vec<Extent>, u64) {
+        let mut progress = self.progress.lock();
+        progress.ended = true;
+        store.budget.unreserve(std::mem::take(&mut progress.reserved_bytes));
+        (std::mem::take(&mut progress.blocks).into_iter().flatten().collect(), progress.stored_bytes)
+    }
+
+    fn abort(&self, store: &Store) {
+        let (blocks, _) = self.end(store);
+        self.namespace.free(blocks);
+        store.freed.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn commit(&self, store: &Store) -> Outcome<Entry> {
+        let filled = self.progress.lock().filled;
+        let (blocks, stored_bytes) = self.end(store);
+        let n_blocks = self.geometry.n_blocks();
+        if filled < n_blocks {
+            self.namespace.free(blocks);
+            return Err(invalid(format!(
+                "tensor {:?} is not whole: {filled} of {n_blocks} blocks came",
+                self.name
+            )));
+        }
+        let mut content = Content {
+            geometry: self.geometry,
+            shape: self.shape.clone(),
+            row_elems: self.row_elems,
+            blocks,
+            stored_bytes,
+            file_metadata: self.file_metadata.as_ref().map(Arc::clone),
+        };
+        loop {
+            content = match self.namespace.publish(&self.name, content, self.overwrite)? {
+                Ok(entry) => return Ok(entry),
+                Err(content) => content,
+            };
+            let needed = directory_need(n_blocks).expect("checked when the put began");
+            if let Err(refusal) = store.grow(&self.namespace, SegmentKind::Directory, needed) {
+                self.namespace.free(content.blocks);
+                return Err(refusal);
+            }
+        }
+    }
+}
+
+impl Store {
+    /// An extent of a namespace's data segments, which grow when they must.
+    pub(crate) fn allocate(&self, namespace: &Namespace, len: u64) -> Outcome<Fresh> {
+        loop {
+            if let Some(fresh) = namespace.allocate(len) {
+                return Ok(fresh);
+            }
+            self.grow(namespace, SegmentKind::Data, len)?;
+        }
+    }
+}
