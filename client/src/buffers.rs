@@ -150,7 +150,7 @@ mod tests {
         let taken: Vec<_> = (0..10).map(|_| buffers.take(64).unwrap()).collect();
         drop(taken);
         assert_eq!(buffers.kept_bytes.load(Ordering::Relaxed), 4096 * 3);
-        let roomy = super::Buffers::new(u64::MAX, ForkCookie::current().unwrap());
+        let roomy = Buffers::new(u64::MAX, ForkCookie::current().unwrap());
         let taken: Vec<_> = (0..10).map(|_| roomy.take(64).unwrap()).collect();
         drop(taken);
         assert_eq!(roomy.kept_bytes.load(Ordering::Relaxed), 64 * PER_CLASS as u64);

@@ -292,7 +292,9 @@ pub enum Error {
         limit: u64,
     },
     /// The daemon's directory contradicts itself.
-    #[error("the directory entry of tensor {name:?} in namespace {namespace:?} is damaged: restart the daemon")]
+    #[error(
+        "the directory entry of tensor {name:?} in namespace {namespace:?} is damaged: restart the daemon"
+    )]
     Corrupt {
         /// The namespace.
         namespace: String,
@@ -480,9 +482,7 @@ mod tests {
 
     #[test]
     fn a_version_error_says_whom_to_restart() {
-        let error = |daemon| {
-            Error::Version { path: PathBuf::from("/s"), client: (2, 3), daemon }.to_string()
-        };
+        let error = |daemon| Error::Version { path: PathBuf::from("/s"), client: (2, 3), daemon }.to_string();
         assert!(error((1, 9)).contains("restart the daemon"));
         assert!(error((2, 4)).contains("upgrade the client"));
         assert!(error((2, 4)).contains("protocol 2 and reads layout 3"));

@@ -1,1 +1,71 @@
-//! stub
+//! The TierPack client: what a program links to keep its tensors in a machine's one pool and to read them from there.
+//!
+//! The job: connect to a daemon, put tensors, and get, gather or view them.
+//! `open` asks the daemon once; after that a read touches shared memory only: no system call, no lock, no message.
+//!
+//! Limits: only the daemon writes the pool, so every change goes through it.
+//! One client has 1024 leases per namespace: as many reads and [`View`]s at a time.
+//! A [`Client`] and all that comes from it belong to the process that connected; in a fork every call gives
+//! [`Error::Forked`] at once, and dropping them is harmless.
+//!
+//! ```
+//! use tierpack_client::{Client, Dtype};
+//!
+//! // A daemon of this process; `Client::connect()` finds the machine's own.
+//! let folder = tempfile::tempdir()?;
+//! let config = tierpack_daemon::Config::embedded(folder.path().join("control.sock"), 64 << 20)?;
+//! let daemon = tierpack_daemon::Embedded::start(&config)?;
+//! let client = Client::builder().socket(daemon.socket()).connect()?;
+//!
+//! // Three rows of two 16-bit words.
+//! let bytes: Vec<u8> = (0..12).collect();
+//! client.put("layer.0.weight", Dtype::Bf16, &[3, 2], &bytes)?;
+//!
+//! let tensor = client.get("layer.0.weight")?;
+//! assert_eq!(tensor.as_bytes(), bytes);
+//!
+//! let handle = client.open("layer.0.weight")?;
+//! let rows = handle.gather(&[2, 0])?;
+//! assert_eq!(rows.shape(), [2, 2]);
+//! assert_eq!(rows.as_bytes(), [8, 9, 10, 11, 0, 1, 2, 3]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod address;
+mod buffers;
+mod client;
+mod deadline;
+mod error;
+mod handle;
+mod put;
+mod read;
+mod row_id;
+mod session;
+mod shared;
+pub mod stats_socket;
+mod tensor;
+mod view;
+mod wire;
+
+pub use client::{Client, ClientBuilder, DEFAULT_DEADLINE, DEFAULT_NAMESPACE};
+pub use error::{Error, ProtocolFault, Result, Tried};
+pub use handle::Handle;
+pub use put::PutOptions;
+pub use row_id::RowId;
+pub use tensor::{Element, Tensor};
+pub use view::View;
+
+pub use tierpack_shm::message::Entry;
+pub use tierpack_shm::stats::Stats;
+pub use tierpack_shm::types::{Access, CodecId, Dtype};
+
+/// Everything may be used from any thread.
+const fn is_send_and_sync<T: Send + Sync>() {}
+const _: () = {
+    is_send_and_sync::<Client>();
+    is_send_and_sync::<Handle>();
+    is_send_and_sync::<Tensor>();
+    is_send_and_sync::<View>();
+    is_send_and_sync::<Error>();
+};

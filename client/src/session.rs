@@ -127,7 +127,12 @@ impl Session {
     }
 
     /// Sends a request and waits for its reply.
-    pub(crate) fn request(&self, subject: &Subject<'_>, request: Request, deadline: &Deadline) -> Result<Reply> {
+    pub(crate) fn request(
+        &self,
+        subject: &Subject<'_>,
+        request: Request,
+        deadline: &Deadline,
+    ) -> Result<Reply> {
         match self.send(subject, request, None, deadline)?.wait(subject)? {
             Answer::Reply(reply, _) => Ok(reply),
             Answer::Attached(_) => Err(subject.fault(ProtocolFault::Reply)),
@@ -240,7 +245,7 @@ impl Drop for Session {
         let thread = self.thread.take().map(ManuallyDrop::into_inner);
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             // A panic of the thread has ended the session already, and was printed.
-            let _ = thread.join();
+            drop(thread.join());
         }
     }
 }

@@ -158,7 +158,8 @@ mod tests {
         let path = directory.join("stats");
         assert_eq!(path.as_os_str().len(), 113);
         let here = open(&directory, OFlag::O_PATH, Mode::empty()).unwrap();
-        let server = serve(&Path::new("/proc/self/fd").join(here.as_raw_fd().to_string()).join("stats"), b"{}");
+        let server =
+            serve(&Path::new("/proc/self/fd").join(here.as_raw_fd().to_string()).join("stats"), b"{}");
         assert_eq!(read(&path, LIMIT).unwrap(), "{}");
         server.join().unwrap();
     }

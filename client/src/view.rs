@@ -35,9 +35,7 @@ impl Handle {
                 return Err(Fault::Failed(Error::Encoded { codec: opened.codec }));
             }
             let guard = opened.owned_guard()?;
-            let words = guard.words()?;
-            let words: Vec<BlockWord> =
-                (0..opened.geometry.n_blocks()).map(|idx| word(words, idx)).collect::<core::result::Result<_, _>>()?;
+            let words = block_words(&guard, opened.geometry.n_blocks())?;
             // Every block once, so that later no look at one has to wait for its segment.
             for (idx, &word) in (0_u64..).zip(&words) {
                 block_bytes(&guard, word, idx, opened.geometry.block(idx).raw_bytes)?;
@@ -47,6 +45,18 @@ impl Handle {
             Ok(View { guard, words: words.into(), shape, opened: Arc::clone(opened) })
         })
     }
+}
+
+/// The words of every block; a tensor without blocks has no table to look at.
+fn block_words(
+    guard: &Guard<Arc<Attachment>>,
+    n_blocks: u64,
+) -> core::result::Result<Vec<BlockWord>, NoGuard> {
+    if n_blocks == 0 {
+        return Ok(Vec::new());
+    }
+    let words = guard.words()?;
+    (0..n_blocks).map(|block_idx| word(words, block_idx)).collect()
 }
 
 impl View {

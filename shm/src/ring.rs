@@ -20,15 +20,14 @@ pub struct Rules {
     pub entry_store: Ordering,
     /// Whether a drainer reads the head again after its entries.
     pub second_look: bool,
-    /// Whether an acquire fence stands before that.
-    pub drain_fence: bool,
+    pub look_load: Ordering,
     /// Entries beyond the capacity that a drainer may lag behind.
     pub slack: u64,
 }
 
 impl Rules {
     pub const SPEC: Self =
-        Self { entry_store: Ordering::Release, second_look: true, drain_fence: true, slack: 0 };
+        Self { entry_store: Ordering::Release, second_look: true, look_load: Ordering::Relaxed, slack: 0 };
 }
 
 /// A block whose word changed.
@@ -123,10 +122,8 @@ impl<'a> Ring<'a> {
             found(Changed::from_bits(self.entry(position).load(Ordering::Acquire)));
             position = position.wrapping_add(1);
         }
-        if rules.drain_fence {
-            fence_acquire();
-        }
-        let again = if rules.second_look { self.head.load(Ordering::Relaxed) } else { head };
+        fence_acquire();
+        let again = if rules.second_look { self.head.load(rules.look_load) } else { head };
         if again.wrapping_sub(tail) >= capacity { Drained::Lapped(again) } else { Drained::UpTo(head) }
     }
 }

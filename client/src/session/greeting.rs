@@ -10,7 +10,8 @@ use nix::unistd::geteuid;
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::layout::LAYOUT_VERSION;
 use tierpack_shm::message::{
-    ErrorCode, Hello, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, check_descriptors, decode_hello, encode,
+    ErrorCode, Hello, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, check_descriptors, decode_hello,
+    encode,
 };
 use tierpack_shm::socket;
 
@@ -56,8 +57,9 @@ fn check_peer(path: &Path, fd: &OwnedFd) -> Result<()> {
 }
 
 fn receive(fd: &OwnedFd, deadline: &Deadline) -> Result<HelloReply> {
-    let ready = wire::wait(fd.as_fd(), PollFlags::POLLIN, Some(deadline.left()))
-        .map_err(|errno| failed(ShmError::Io { operation: "wait for a socket", source: errno.into() }, deadline))?;
+    let ready = wire::wait(fd.as_fd(), PollFlags::POLLIN, Some(deadline.left())).map_err(|errno| {
+        failed(ShmError::Io { operation: "wait for a socket", source: errno.into() }, deadline)
+    })?;
     if ready.is_empty() {
         return Err(deadline.passed(GREETING.operation));
     }
@@ -80,11 +82,17 @@ fn instance(path: &Path, reply: HelloReply, deadline: &Deadline) -> Result<u64> 
     let client = (PROTOCOL_VERSION, LAYOUT_VERSION);
     let other = |daemon| Error::Version { path: path.to_owned(), client, daemon };
     match reply {
-        HelloReply::Welcome { protocol, layout, instance, .. } if (protocol, layout) == client => Ok(instance),
+        HelloReply::Welcome { protocol, layout, instance, .. } if (protocol, layout) == client => {
+            Ok(instance)
+        }
         HelloReply::Welcome { protocol, layout, .. } => Err(other((protocol, layout))),
         HelloReply::Refused { protocol, layout, refusal } => {
             let by_version = refusal.code() == Some(ErrorCode::Version) || (protocol, layout) != client;
-            Err(if by_version { other((protocol, layout)) } else { refused(refusal, &GREETING, deadline.seconds()) })
+            Err(if by_version {
+                other((protocol, layout))
+            } else {
+                refused(refusal, &GREETING, deadline.seconds())
+            })
         }
     }
 }

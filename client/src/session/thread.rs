@@ -17,7 +17,8 @@ use nix::sys::signal::{SigSet, Signal};
 use tierpack_shm::attachment::Attachment;
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::message::{
-    ClientMessage, DaemonMessage, MAX_MESSAGE_BYTES, Refusal, Reply, SegmentId, check_descriptors, decode, encode,
+    ClientMessage, DaemonMessage, MAX_MESSAGE_BYTES, Refusal, Reply, SegmentId, check_descriptors, decode,
+    encode,
 };
 use tierpack_shm::page::NamespaceId;
 use tierpack_shm::segment::SegmentKind;
@@ -152,7 +153,7 @@ impl Thread<'_> {
             }
         };
         // Nobody waits any more for a request whose deadline has just passed.
-        let _ = sender.try_send(answer);
+        drop(sender.try_send(answer));
         self.inner.changed.notify_all();
         Ok(())
     }
@@ -171,8 +172,9 @@ impl Thread<'_> {
             return Err(ProtocolFault::Namespace(id.namespace).into());
         }
         let found = descriptors.len();
-        let [page, segment] = <[OwnedFd; 2]>::try_from(descriptors)
-            .map_err(|_| check_descriptors(2, found).map_or_else(End::from, |()| ProtocolFault::Reply.into()))?;
+        let [page, segment] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| {
+            check_descriptors(2, found).map_or_else(End::from, |()| ProtocolFault::Reply.into())
+        })?;
         let (cookie, hung_up) = (self.inner.cookie, Arc::clone(&self.inner.hung_up));
         let attachment = Attachment::new(id, page.as_fd(), (segment, header_len), cookie, hung_up)?;
         let attachment = Arc::new(attachment);
@@ -218,7 +220,9 @@ impl Thread<'_> {
         for &id in &segments {
             let key = (namespace, id.kind, id.index);
             // The first segment of a directory holds the epoch and is never retired.
-            if (id.kind, id.index) == (SegmentKind::Directory, 0) || self.mapped.remove(&key) != Some(id.serial) {
+            if (id.kind, id.index) == (SegmentKind::Directory, 0)
+                || self.mapped.remove(&key) != Some(id.serial)
+            {
                 return Err(segment_fault(id));
             }
             self.to_prefault.retain(|other| *other != key);

@@ -1,4 +1,7 @@
 //! Running a model: it holds in every execution, or a mutant of it breaks in one.
+//!
+//! loom bounds what "every execution" means: its loads never see stores that come later in the execution, and it
+//! switches threads only at accesses that it believes to depend on each other (see `shared::switch`).
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,15 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// What loom says when two accesses to a cell are not ordered.
-pub const RACE: &str = "Causality violation";
+pub(crate) const RACE: &str = "Causality violation";
 
 /// Explores `model` in full and fails when it fails.
-pub fn holds(name: &str, model: impl Fn() + Send + Sync + 'static) {
+pub(crate) fn holds(name: &str, model: impl Fn() + Send + Sync + 'static) {
     holds_within(name, None, model);
 }
 
 /// Explores every execution of `model` with at most `preemptions` switches away from a thread that could go on.
-pub fn holds_within(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+pub(crate) fn holds_within(name: &str, preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let (outcome, told) = explore(preemptions, model);
     report(name, &told, "holds");
     if let Err(failure) = outcome {
@@ -27,7 +30,7 @@ pub fn holds_within(name: &str, preemptions: Option<usize>, model: impl Fn() + S
 ///
 /// Any other failure would only mean that the model itself is wrong.
 #[track_caller]
-pub fn breaks(name: &str, violations: &[&str], mutant: impl Fn() + Send + Sync + 'static) {
+pub(crate) fn breaks(name: &str, violations: &[&str], mutant: impl Fn() + Send + Sync + 'static) {
     let (outcome, told) = explore(None, mutant);
     let failure = outcome.expect_err("the mutant holds: the model does not see what the rule is for");
     let text = text_of(&*failure);

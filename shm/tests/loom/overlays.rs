@@ -8,7 +8,7 @@ use tierpack_shm::sync::{AtomicU64, Ordering};
 use tierpack_shm::types::{BlockWord, index};
 
 use crate::explore::{RACE, breaks, holds};
-use crate::shared::{Rules, Shared, raw};
+use crate::shared::{Rules, Shared, raw, switch};
 
 const WRONG_ROWS: &str = "rows of no store";
 const LOST: &str = "a committed update is lost";
@@ -44,12 +44,12 @@ fn overlay_then_fold(rules: Rules, guards: usize, retires: BaseRetires) {
         }
     });
     let overlay = BlockWord::resident(1, 0, BlockWord::OVERLAY, 1);
-    let stamp = daemon.publish(&rules, overlay, [raw(0, 0).bits(), 11]);
+    let stamp = daemon.publish(&rules, [raw(0, 0), overlay], [raw(0, 0).bits(), 11]);
     match retires {
         BaseRetires::AtTheOverlay if !daemon.is_held(&rules, stamp) => daemon.extents[0].set([55, 55]),
         BaseRetires::AtTheOverlay => {}
         BaseRetires::AtTheFold => {
-            let stamp = daemon.publish(&rules, raw(2, 2), [11, 20]);
+            let stamp = daemon.publish(&rules, [overlay, raw(2, 2)], [11, 20]);
             if !daemon.is_held(&rules, stamp) {
                 daemon.extents[0].set([66, 66]);
                 daemon.extents[1].set([0, 77]);
@@ -77,6 +77,7 @@ fn fold_beside_update(stores: FoldStores) {
             let old = load_word(&fold_word);
             fold_extents[1].set(fold_extents[index(old.offset())].get());
             let new = raw(1, old.sequence() + 1);
+            switch();
             match stores {
                 FoldStores::Whatever => fold_word.store(new.bits(), Ordering::Release),
                 FoldStores::IfTheWordIsStillTheOne if publish_word(&fold_word, old, new).is_err() => {
@@ -91,6 +92,7 @@ fn fold_beside_update(stores: FoldStores) {
     loop {
         let old = load_word(&word);
         extents[2].set(extents[index(old.offset())].get() | 0b10);
+        switch();
         if publish_word(&word, old, raw(2, old.sequence() + 1)).is_ok() {
             break;
         }
@@ -116,7 +118,8 @@ fn recycle_a_generation(rules: Rules, in_use: InUse) {
     let daemon = Arc::new((Shared::new(), [Cell::new(0_u64), Cell::new(1)]));
     let (shared, metadata) = &*daemon;
     shared.extents[1].set([BlockWord::resident(0, 0, 0, 0).bits(), 5]);
-    shared.word.store(BlockWord::resident(1, 1, BlockWord::OVERLAY, 1).bits(), Ordering::Relaxed);
+    let overlay = BlockWord::resident(1, 1, BlockWord::OVERLAY, 1);
+    shared.word.store(overlay.bits(), Ordering::Relaxed);
     let client = Arc::clone(&daemon);
     let reader = thread::spawn(move || {
         let (shared, metadata) = &*client;
@@ -132,7 +135,9 @@ fn recycle_a_generation(rules: Rules, in_use: InUse) {
         shared.end(&rules, 0);
     });
     let stamp = match in_use {
-        InUse::CurrentAndCovered => shared.publish(&rules, BlockWord::resident(2, 1, 0, 2), [1, 1]),
+        InUse::CurrentAndCovered => {
+            shared.publish(&rules, [overlay, BlockWord::resident(2, 1, 0, 2)], [1, 1])
+        }
         InUse::Current => shared.retire(&rules),
     };
     if !shared.is_held(&rules, stamp) {
@@ -171,7 +176,7 @@ fn a_plain_store_by_the_fold_is_found() {
 #[test]
 fn a_generation_is_recycled_after_the_fold() {
     holds("generation recycled after the fold", || {
-        recycle_a_generation(Rules::SPEC, InUse::CurrentAndCovered)
+        recycle_a_generation(Rules::SPEC, InUse::CurrentAndCovered);
     });
 }
 

@@ -9,7 +9,7 @@ use tierpack_shm::sync::{AtomicU64, Ordering};
 use tierpack_shm::types::{SlotIdx, index};
 
 use crate::explore::{RACE, breaks, holds};
-use crate::shared::{Rules, raw, slot_at};
+use crate::shared::{Rules, raw, slot_at, switch};
 
 const FOREIGN: &str = "a handle read another publication";
 const MISSING: &str = "a tensor that is replaced was missing";
@@ -63,6 +63,7 @@ impl Directory {
     /// Reader: one guard; `None` when the slot holds another publication now.
     fn read(&self, rules: &Rules, handle: Handle) -> Option<u64> {
         let slot = &self.slots[handle.slot];
+        switch();
         epoch::begin_by(&rules.epoch, &self.leases[0], &self.epoch, handle.idx());
         let tensor = is_published(&slot.publication, handle.publication).then(|| {
             // Relaxed, as `Guard::slot_field`: the Acquire of the publication check came first.
@@ -85,6 +86,7 @@ impl Directory {
 
     /// Daemon: steps the epoch and says whether what slot 0 retired is free.
     fn is_free_after_a_step(&self, rules: &Rules) -> bool {
+        switch();
         let stamp = epoch::retire_by(&rules.epoch, &self.epoch).expect("the clock of a model does not end");
         !epoch::is_held_by(&rules.epoch, stamp, FIRST.idx(), &self.leases)
     }

@@ -31,5 +31,5 @@ pub(crate) fn run(args: Args, socket: Option<PathBuf>) -> Result<ExitCode> {
         // The parent may have ended before the kernel was asked.
         ensure!(getppid().as_raw() == parent, "the parent process {parent} has ended");
     }
-    tierpack_daemon::run_command(args.daemon, socket)
+    tierpack_daemon::run_command(&args.daemon, socket)
 }

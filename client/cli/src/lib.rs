@@ -1,0 +1,124 @@
+//! `tierpack`: the daemon and every command of TierPack in one program.
+//!
+//! This file parses the command line, runs one command and turns its end into an exit code.
+//! Results go to standard output, progress and warnings to standard error; an error is printed once, on one line.
+//! It is a library so that the tests of the whole system can run the same program; nothing else is public.
+
+#![forbid(unsafe_code)]
+
+mod agreement;
+mod commands;
+mod escape;
+mod files;
+mod output;
+mod table;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use commands::{demo, get, ls, put, rm, serve, stats};
+use output::Output;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  success
+  1  an error, printed on one line; for demo also a mismatch
+  2  wrong usage of the command line";
+
+/// Keeps tensors in host memory, once per machine, for any number of processes.
+#[derive(Debug, Parser)]
+#[command(name = "tierpack", version, after_help = EXIT_CODES)]
+struct Cli {
+    /// Control socket of the daemon [default: the first of the usual places that answers]
+    #[arg(long, global = true, env = "TIERPACK_SOCKET", value_name = "PATH")]
+    socket: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon in the foreground
+    Serve(serve::Args),
+    /// Store the tensors of a file
+    Put(put::Args),
+    /// Write tensors to a safetensors file
+    Get(get::Args),
+    /// List tensors
+    Ls(ls::Args),
+    /// Remove tensors
+    Rm(rm::Args),
+    /// Show the daemon's counters
+    Stats(stats::Args),
+    /// Show the whole system at work on this machine, with a daemon and data of its own
+    Demo(demo::Args),
+    /// One reading process of `demo`
+    #[command(hide = true)]
+    DemoReader(demo::reader::Args),
+}
+
+/// The whole program: reads the process's arguments, runs one command, gives the exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let mut out = Output::stdout();
+    let end = run(cli, &mut out).and_then(|code| {
+        out.finish()?;
+        Ok(code)
+    });
+    match end {
+        Ok(code) => code,
+        // Whoever read the output has seen enough.
+        Err(_) if out.is_closed() => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli, out: &mut Output) -> anyhow::Result<ExitCode> {
+    let socket = cli.socket.as_deref();
+    match cli.command {
+        Command::Serve(args) => return serve::run(args, cli.socket),
+        Command::Put(args) => put::run(&args, socket, out)?,
+        Command::Get(args) => get::run(&args, socket, out)?,
+        Command::Ls(args) => ls::run(&args, socket, out)?,
+        Command::Rm(args) => rm::run(&args, socket, out)?,
+        Command::Stats(args) => stats::run(&args, socket, out)?,
+        Command::Demo(args) => return demo::run(&args, out),
+        Command::DemoReader(args) => demo::reader::run(&args, socket, out)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn names_and_all_exclude_each_other() {
+        for command in ["get", "rm"] {
+            let parse = |args: &[&str]| {
+                let output: &[&str] = if command == "get" { &["-o", "x"] } else { &[] };
+                Cli::try_parse_from([&["tierpack", command], output, args].concat()).is_ok()
+            };
+            assert!(parse(&["a", "b"]) && parse(&["--all"]) && parse(&["--all", "--namespace", "n"]));
+            assert!(!parse(&[]) && !parse(&["a", "--all"]));
+        }
+    }
+
+    #[test]
+    fn the_socket_option_may_follow_the_command() {
+        let cli = Cli::parse_from(["tierpack", "ls", "--socket", "/x"]);
+        assert_eq!(cli.socket, Some(PathBuf::from("/x")));
+    }
+}

@@ -1,0 +1,341 @@
+//! Sessions against a scripted peer: what a daemon must not do, and what it may do at a bad moment.
+
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept, bind, listen, socket};
+use serde::de::DeserializeOwned;
+use tempfile::TempDir;
+use tierpack_shm::directory::Directory;
+use tierpack_shm::layout::LAYOUT_VERSION;
+use tierpack_shm::message::{
+    DaemonMessage, ErrorCode, Hello, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, SegmentId, decode,
+};
+use tierpack_shm::page::{ClientPage, NamespaceId};
+use tierpack_shm::segment::Segment;
+use tierpack_shm::socket::{recv, send};
+
+use super::*;
+
+const ID: NamespaceId = NamespaceId { instance: 77, namespace: 3 };
+const HEADER: SegmentId = SegmentId { kind: SegmentKind::Directory, index: 0, serial: 1 };
+const SUBJECT: Subject<'static> = Subject { operation: "ask", namespace: "ns", name: "t" };
+
+/// The daemon's end of a connection.
+struct Peer(OwnedFd);
+
+impl Peer {
+    fn recv<T: DeserializeOwned>(&self) -> T {
+        let mut buf = vec![0; MAX_MESSAGE_BYTES];
+        let received = recv(&self.0, &mut buf).unwrap();
+        decode(&buf[..received.len]).unwrap()
+    }
+
+    fn request(&self) -> u64 {
+        match self.recv() {
+            ClientMessage::Request { id, .. } => id,
+            other @ ClientMessage::Unmapped { .. } => panic!("{other:?}"),
+        }
+    }
+
+    fn send(&self, message: &impl serde::Serialize, descriptors: &[BorrowedFd<'_>]) {
+        send(&self.0, &encode(message).unwrap(), descriptors).unwrap();
+    }
+
+    fn reply(&self, id: u64, result: core::result::Result<Reply, Refusal>) {
+        self.send(&DaemonMessage::Reply { id, result }, &[]);
+    }
+
+    fn welcome(&self) {
+        drop(self.recv::<Hello>());
+        self.send(&welcome(PROTOCOL_VERSION, LAYOUT_VERSION), &[]);
+    }
+
+    /// Answers an attach with a page and a directory.
+    fn attach(&self) -> Directory {
+        let id = self.request();
+        let directory = Directory::new(Segment::create(1 << 20).unwrap(), ID);
+        let (_page, page) = ClientPage::create(ID).unwrap();
+        let segment = directory.header_segment();
+        let reply = Reply::Attached { id: ID, header_len: segment.len(), header: HEADER };
+        let message = DaemonMessage::Reply { id, result: Ok(reply) };
+        self.send(&message, &[page.as_fd(), segment.as_fd()]);
+        directory
+    }
+
+    fn segments(&self, id: SegmentId, segment: &Segment) {
+        let segments = vec![(id, segment.len())];
+        self.send(&DaemonMessage::Segments { namespace: 3, segments }, &[segment.as_fd()]);
+    }
+
+    /// Waits until the client has hung up.
+    fn drain(self) {
+        let mut buf = vec![0; MAX_MESSAGE_BYTES];
+        while recv(&self.0, &mut buf).is_ok() {}
+    }
+}
+
+fn welcome(protocol: u16, layout: u16) -> HelloReply {
+    HelloReply::Welcome { protocol, layout, instance: 77, features: 0, software: "fake".to_owned() }
+}
+
+fn data(index: u32, serial: u64) -> SegmentId {
+    SegmentId { kind: SegmentKind::Data, index, serial }
+}
+
+/// Runs `script` as the daemon of the next connection.
+fn serve(script: impl FnOnce(Peer) + Send + 'static) -> (TempDir, PathBuf, JoinHandle<()>) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("control.sock");
+    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    bind(fd.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+    listen(&fd, Backlog::new(4).unwrap()).unwrap();
+    let daemon = std::thread::spawn(move || script(Peer(accept(&fd).unwrap())));
+    (dir, path, daemon)
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(30))
+}
+
+fn connect(path: &Path, deadline: &Deadline) -> Result<Session> {
+    Session::connect(path, ForkCookie::current().unwrap(), deadline)
+}
+
+fn list() -> Request {
+    Request::List { namespace: None, after: None }
+}
+
+#[test]
+fn a_daemon_of_another_version_is_refused_with_both_versions() {
+    let text = |reply: HelloReply| {
+        let (_dir, path, daemon) = serve(move |peer| {
+            let hello: Hello = peer.recv();
+            assert_eq!((hello.protocol, hello.layout), (PROTOCOL_VERSION, LAYOUT_VERSION));
+            peer.send(&reply, &[]);
+            peer.drain();
+        });
+        let error = connect(&path, &soon()).unwrap_err();
+        daemon.join().unwrap();
+        assert!(matches!(error, Error::Version { .. }), "{error}");
+        error.to_string()
+    };
+    assert!(text(welcome(PROTOCOL_VERSION + 1, LAYOUT_VERSION)).contains("upgrade the client"));
+    let refusal = Refusal::new(ErrorCode::Version, "no");
+    let refused = text(HelloReply::Refused { protocol: 0, layout: 9, refusal });
+    assert!(
+        refused.contains("protocol 0 and layout 9") && refused.contains("restart the daemon"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_refused_greeting_keeps_its_reason() {
+    let (_dir, path, daemon) = serve(|peer| {
+        drop(peer.recv::<Hello>());
+        let refusal = Refusal::new(ErrorCode::Limit, "1024 sessions are open");
+        peer.send(&HelloReply::Refused { protocol: PROTOCOL_VERSION, layout: LAYOUT_VERSION, refusal }, &[]);
+        peer.drain();
+    });
+    let error = connect(&path, &soon()).unwrap_err();
+    assert!(matches!(&error, Error::Limit { text, .. } if text.contains("1024")), "{error}");
+    daemon.join().unwrap();
+}
+
+#[test]
+fn a_greeting_that_is_garbage_or_missing_is_an_error_of_its_own() {
+    let error = |script: fn(Peer)| {
+        let (_dir, path, daemon) = serve(script);
+        let error = connect(&path, &Deadline::after(Duration::from_millis(300))).unwrap_err();
+        daemon.join().unwrap();
+        error
+    };
+    let garbage = error(|peer| {
+        send(&peer.0, b"HTTP/1.1 400 Bad Request", &[]).unwrap();
+        peer.drain();
+    });
+    assert!(matches!(garbage, Error::Protocol { .. }), "{garbage}");
+    let passed = error(|peer| {
+        let bytes = encode(&welcome(PROTOCOL_VERSION, LAYOUT_VERSION)).unwrap();
+        send(&peer.0, &bytes, &[peer.0.as_fd()]).unwrap();
+        peer.drain();
+    });
+    assert!(matches!(passed, Error::Protocol { .. }), "{passed}");
+    let gone = error(|peer| drop(peer.recv::<Hello>()));
+    assert!(matches!(gone, Error::Disconnected { .. }), "{gone}");
+    let silent = error(Peer::drain);
+    assert!(matches!(silent, Error::Deadline { .. }), "{silent}");
+}
+
+#[test]
+fn a_hang_up_in_mid_request_fails_everyone_who_waits_and_all_later_calls() {
+    let (_dir, path, daemon) = serve(|peer| {
+        peer.welcome();
+        let (_, _) = (peer.request(), peer.request());
+    });
+    let session = Arc::new(connect(&path, &soon()).unwrap());
+    assert_eq!(session.instance(), 77);
+    let other = Arc::clone(&session);
+    let waiter = std::thread::spawn(move || other.request(&SUBJECT, list(), &soon()));
+    let results = [session.request(&SUBJECT, list(), &soon()), waiter.join().unwrap()];
+    for result in results {
+        assert!(matches!(result, Err(Error::Disconnected { operation: "ask" })), "{result:?}");
+    }
+    daemon.join().unwrap();
+    assert!(!session.is_alive());
+    assert!(session.request(&SUBJECT, list(), &soon()).is_err());
+    assert!(session.attach(&SUBJECT, &soon()).is_err());
+}
+
+#[test]
+fn a_malformed_reply_ends_the_session_with_its_fault() {
+    let faults: [fn(&Peer, u64); 4] = [
+        |peer, _| send(&peer.0, &[0; 40], &[]).unwrap(),
+        // Descriptors that the message does not name.
+        |peer, id| {
+            let bytes = encode(&DaemonMessage::Reply { id, result: Ok(Reply::Done) }).unwrap();
+            send(&peer.0, &bytes, &[peer.0.as_fd()]).unwrap();
+        },
+        // A message about a namespace that is not attached.
+        |peer, _| peer.send(&DaemonMessage::Retired { namespace: 9, segments: vec![data(0, 1)] }, &[]),
+        // A page that nobody asked for.
+        |peer, id| {
+            let reply = Reply::Attached { id: ID, header_len: 1, header: HEADER };
+            let bytes = encode(&DaemonMessage::Reply { id, result: Ok(reply) }).unwrap();
+            send(&peer.0, &bytes, &[peer.0.as_fd(), peer.0.as_fd()]).unwrap();
+        },
+    ];
+    for fault in faults {
+        let (_dir, path, daemon) = serve(move |peer| {
+            peer.welcome();
+            fault(&peer, peer.request());
+            peer.drain();
+        });
+        let session = connect(&path, &soon()).unwrap();
+        let result = session.request(&SUBJECT, list(), &soon());
+        assert!(matches!(result, Err(Error::Protocol { .. })), "{result:?}");
+        let later = session.request(&SUBJECT, list(), &soon());
+        assert!(matches!(later, Err(Error::Protocol { .. })), "{later:?}");
+        drop(session);
+        daemon.join().unwrap();
+    }
+}
+
+#[test]
+fn a_reply_that_comes_too_late_is_passed_over() {
+    let (_dir, path, daemon) = serve(|peer| {
+        peer.welcome();
+        let first = peer.request();
+        let second = peer.request();
+        peer.reply(first, Ok(Reply::Done));
+        peer.reply(999, Ok(Reply::Done));
+        peer.reply(second, Err(Refusal::new(ErrorCode::NotFound, "no")));
+        peer.drain();
+    });
+    let session = connect(&path, &soon()).unwrap();
+    let late = session.request(&SUBJECT, list(), &Deadline::after(Duration::from_millis(20)));
+    assert!(matches!(late, Err(Error::Deadline { seconds, .. }) if seconds == 0.02), "{late:?}");
+    let second = session.request(&SUBJECT, list(), &soon());
+    assert!(matches!(&second, Err(Error::NotFound { namespace, name }) if namespace == "ns" && name == "t"));
+    assert!(session.inner.state.lock().waiters.is_empty());
+    drop(session);
+    daemon.join().unwrap();
+}
+
+#[test]
+fn a_namespace_is_attached_once_and_its_segments_come_and_go() {
+    let (_dir, path, daemon) = serve(|peer| {
+        peer.welcome();
+        let _directory = peer.attach();
+        let segment = Segment::create(1 << 20).unwrap();
+        peer.segments(data(5, 2), &segment);
+        peer.segments(data(5, 2), &segment);
+        peer.send(&DaemonMessage::Retired { namespace: 3, segments: vec![data(5, 2)] }, &[]);
+        let ClientMessage::Unmapped { namespace, segments } = peer.recv() else { panic!("not unmapped") };
+        assert_eq!((namespace, segments), (3, vec![data(5, 2)]));
+        // The index may be used again now.
+        peer.segments(data(5, 3), &segment);
+        peer.drain();
+    });
+    let session = Arc::new(connect(&path, &soon()).unwrap());
+    let other = Arc::clone(&session);
+    let thread = std::thread::spawn(move || other.attach(&SUBJECT, &soon()).unwrap());
+    let attachment = session.attach(&SUBJECT, &soon()).unwrap();
+    assert!(Arc::ptr_eq(&attachment, &thread.join().unwrap()));
+    let started = std::time::Instant::now();
+    while session.inner.state.lock().end.is_none() && started.elapsed() < Duration::from_secs(30) {
+        session.wait_mapped(&attachment, (SegmentKind::Data, 5), &soon()).unwrap();
+        if attachment.is_mapped(SegmentKind::Data, 5) {
+            break;
+        }
+    }
+    let nothing =
+        session.wait_mapped(&attachment, (SegmentKind::Data, 6), &Deadline::after(Duration::from_millis(20)));
+    assert!(matches!(nothing, Err(Error::Deadline { .. })), "{nothing:?}");
+    assert!(session.is_alive());
+    drop(session);
+    daemon.join().unwrap();
+}
+
+#[test]
+fn segments_out_of_turn_end_the_session() {
+    let faults: [fn(&Peer, &Segment); 4] = [
+        // Another segment at an index that is in use.
+        |peer, segment| {
+            peer.segments(data(0, 2), segment);
+            peer.segments(data(0, 3), segment);
+        },
+        // The segment that holds the epoch.
+        |peer, _| peer.send(&DaemonMessage::Retired { namespace: 3, segments: vec![HEADER] }, &[]),
+        |peer, _| peer.send(&DaemonMessage::Retired { namespace: 3, segments: vec![data(1, 1)] }, &[]),
+        |peer, segment| peer.segments(data(1 << 15, 1), segment),
+    ];
+    for fault in faults {
+        let (_dir, path, daemon) = serve(move |peer| {
+            peer.welcome();
+            let _directory = peer.attach();
+            fault(&peer, &Segment::create(1 << 20).unwrap());
+            peer.drain();
+        });
+        let session = connect(&path, &soon()).unwrap();
+        let attachment = session.attach(&SUBJECT, &soon()).unwrap();
+        // Returns when the session ends.
+        session.wait_mapped(&attachment, (SegmentKind::Data, 77), &soon()).unwrap();
+        let lost = session.lost("x");
+        assert!(
+            matches!(&lost, Error::Protocol { source, .. }
+            if matches!(**source, ProtocolFault::Segment { .. })),
+            "{lost:?}"
+        );
+        drop(session);
+        daemon.join().unwrap();
+    }
+}
+
+#[test]
+fn a_refused_attach_can_be_tried_again() {
+    let (_dir, path, daemon) = serve(|peer| {
+        peer.welcome();
+        let id = peer.request();
+        peer.reply(id, Err(Refusal::new(ErrorCode::NotFound, "no")));
+        let _directory = peer.attach();
+        peer.drain();
+    });
+    let session = connect(&path, &soon()).unwrap();
+    assert!(matches!(session.attach(&SUBJECT, &soon()), Err(Error::NotFound { .. })));
+    assert_eq!(session.attach(&SUBJECT, &soon()).unwrap().id(), ID);
+    drop(session);
+    daemon.join().unwrap();
+}
+
+#[test]
+fn nobody_at_the_socket_is_no_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = connect(&dir.path().join("control.sock"), &soon()).unwrap_err();
+    assert!(matches!(error, Error::NoDaemon { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("control.sock") && text.contains("tierpack serve"), "{text}");
+    let long = connect(&dir.path().join("x".repeat(200)), &soon());
+    assert!(matches!(long, Err(Error::SocketPathTooLong { limit: 107, .. })), "{long:?}");
+}

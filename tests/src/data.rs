@@ -1,0 +1,108 @@
+//! Self-describing test data: every 8-byte word says which tensor, which version and which place it belongs to.
+
+/// The word at `word_idx` of version `version` of tensor `tensor`: 16 bits, 16 bits, 32 bits, mixed.
+pub fn word(tensor: u16, version: u16, word_idx: u64) -> u64 {
+    let plain = u64::from(tensor) << 48 | u64::from(version) << 32 | (word_idx & 0xFFFF_FFFF);
+    // An odd multiplier makes every bit vary, and keeps each word different from all others.
+    plain.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// Takes a word apart: tensor, version, place.
+pub fn parts(word: u64) -> (u16, u16, u64) {
+    const INVERSE: u64 = 0xF1DE83E19937733D;
+    const { assert!(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(INVERSE) == 1) };
+    let [place @ .., v0, v1, t0, t1] = word.wrapping_mul(INVERSE).to_le_bytes();
+    (u16::from_le_bytes([t0, t1]), u16::from_le_bytes([v0, v1]), u64::from(u32::from_le_bytes(place)))
+}
+
+/// Fills `bytes`, whole words from `first_word` on.
+///
+/// # Panics
+/// When they are not whole words.
+pub fn fill(bytes: &mut [u8], tensor: u16, version: u16, first_word: u64) {
+    let (words, rest) = bytes.as_chunks_mut::<8>();
+    assert!(rest.is_empty(), "test data is whole words");
+    for (n, out) in words.iter_mut().enumerate() {
+        *out = word(tensor, version, first_word + n as u64).to_le_bytes();
+    }
+}
+
+/// Words of `bytes` that differ from what [`fill`] wrote.
+pub fn mismatches(bytes: &[u8], tensor: u16, version: u16, first_word: u64) -> u64 {
+    let words = bytes.as_chunks::<8>().0.iter().enumerate();
+    words.filter(|(n, found)| u64::from_le_bytes(**found) != word(tensor, version, first_word + *n as u64)).count()
+        as u64
+}
+
+/// A small generator of numbers with a fixed seed (xorshift64*, Vigna 2016).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// A generator; the same seed gives the same numbers.
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// The next number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    /// A number below `limit`, which is not 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next_u64() % limit
+    }
+}
+
+/// Reads fill a tensor as a stream: an endless source of [`fill`]'s bytes.
+#[derive(Debug)]
+pub struct Source {
+    tensor: u16,
+    version: u16,
+    at: u64,
+}
+
+impl Source {
+    /// The bytes of a tensor from its start on.
+    pub fn new(tensor: u16, version: u16) -> Self {
+        Self { tensor, version, at: 0 }
+    }
+}
+
+impl std::io::Read for Source {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let words = buf.len() / 8;
+        if words == 0 {
+            return Err(std::io::Error::other("test data is read in whole words"));
+        }
+        fill(&mut buf[..words * 8], self.tensor, self.version, self.at);
+        self.at += words as u64;
+        Ok(words * 8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_says_where_it_belongs() {
+        for parts_in in [(0, 0, 0), (1, 2, 3), (u16::MAX, u16::MAX, u64::from(u32::MAX))] {
+            assert_eq!(parts(word(parts_in.0, parts_in.1, parts_in.2)), parts_in);
+        }
+    }
+
+    #[test]
+    fn a_wrong_word_is_a_mismatch() {
+        let mut bytes = [0; 64];
+        fill(&mut bytes, 3, 4, 100);
+        assert_eq!(mismatches(&bytes, 3, 4, 100), 0);
+        assert_eq!(mismatches(&bytes, 3, 5, 100), 8);
+        bytes[9] ^= 1;
+        assert_eq!(mismatches(&bytes, 3, 4, 100), 1);
+    }
+}
