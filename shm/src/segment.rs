@@ -41,6 +41,7 @@ impl SegmentKind {
 pub struct Segment {
     map: Mapping,
     fd: OwnedFd,
+    is_locked: bool,
 }
 
 impl Segment {
@@ -55,17 +56,24 @@ impl Segment {
         let fd = memfd::create(c"tierpack-segment", len, true, "a segment")?;
         let map = Mapping::new(&fd, len, Access::Write)?;
         memfd::seal(&fd, len, Seals::Pool)?;
-        Ok(Self { map, fd })
+        Ok(Self { map, fd, is_locked: false })
     }
 
     /// Page-locks the segment.
     ///
     /// # Errors
     /// [`Error::Lock`]: the limit on locked memory is too low, or the process lacks the right.
-    pub fn lock(&self) -> Result<()> {
+    pub fn lock(&mut self) -> Result<()> {
         let (base, len) = self.map.range();
         // SAFETY: the range is this segment's mapping, which lives as long as `self`.
-        unsafe { mlock(base, len) }.map_err(|source| Error::Lock { len: self.len(), source })
+        unsafe { mlock(base, len) }.map_err(|source| Error::Lock { len: self.len(), source })?;
+        self.is_locked = true;
+        Ok(())
+    }
+
+    /// Whether it is page-locked.
+    pub fn is_locked(&self) -> bool {
+        self.is_locked
     }
 
     /// Bytes of the segment.

@@ -7,7 +7,6 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{SockFlag, accept4};
@@ -27,9 +26,6 @@ use crate::ownership::{Listener, Ownership, SocketKind};
 const SOCKET_MODE: u32 = 0o600;
 /// Connections taken in one turn of the loop.
 const ACCEPTS_PER_TURN: usize = 64;
-/// How often the socket files are looked at.
-const FILE_CHECK: Duration = Duration::from_secs(1);
-
 /// Listening sockets, their files, and the lock that makes them ours.
 #[derive(Debug)]
 pub(super) struct Front {
@@ -42,7 +38,6 @@ pub(super) struct Front {
     max_sessions: usize,
     /// Closed for a moment to take in, and turn away, a peer at the limit on open files.
     spare: Option<File>,
-    next_check: Instant,
     told_lost: bool,
 }
 
@@ -66,7 +61,6 @@ impl Front {
             stats_path,
             max_sessions: config.max_sessions(),
             spare: spare(),
-            next_check: Instant::now() + FILE_CHECK,
             told_lost: false,
         })
     }
@@ -127,11 +121,6 @@ impl Front {
 
     /// Makes the socket files again when somebody has removed them.
     pub(super) fn keep_files(&mut self) {
-        let now = Instant::now();
-        if now < self.next_check {
-            return;
-        }
-        self.next_check = now + FILE_CHECK;
         let control_lost = self.control.as_ref().is_some_and(|control| !control.is_still_there());
         let stats_lost = self.stats.as_ref().is_some_and(|stats| !stats.lock().is_still_there());
         if !control_lost && !stats_lost {

@@ -43,6 +43,8 @@ pub(crate) const SOFTWARE: &str = concat!("tierpackd ", env!("CARGO_PKG_VERSION"
 const IDLE_TICK: Duration = Duration::from_millis(500);
 /// How often it looks whether leases have ended while something is retired.
 const HELD_TICK: Duration = Duration::from_millis(5);
+/// How often it looks for idle puts and for its socket files.
+const CHECK_TICK: Duration = Duration::from_secs(1);
 /// Messages taken from one session before the others have their turn.
 const MESSAGES_PER_TURN: usize = 16;
 /// How long a put may idle, in request deadlines.
@@ -76,6 +78,7 @@ pub struct Server {
     held: bool,
     next_session: u64,
     put_idle_limit: Duration,
+    next_check: Instant,
     message: Vec<u8>,
 }
 
@@ -106,6 +109,7 @@ impl Server {
             held: false,
             next_session: 1,
             put_idle_limit: config.deadline() * IDLE_PUT_DEADLINES,
+            next_check: Instant::now() + CHECK_TICK,
             message: vec![0; MAX_MESSAGE_BYTES],
         })
     }
@@ -202,14 +206,30 @@ impl Server {
         }
     }
 
-    /// Ends a session for what its peer did; its leases count until the kernel reports the peer gone.
+    /// Ends a session for what its peer did.
     fn end_session(&mut self, key: usize, reason: &str) {
         let session = &mut self.sessions[key];
         tracing::warn!(session = session.number, pid = session.peer.pid, reason, "session ended");
         session.end();
-        let number = session.number;
-        self.board.session_ended(number);
-        self.transfers.abort_session(&self.store, number);
+    }
+
+    /// Tells the rest of the daemon of sessions that have ended in this turn.
+    ///
+    /// Their leases count until the kernel reports the peer gone; one that holds nothing is closed at once.
+    fn settle_ended(&mut self) {
+        let mut empty = Vec::new();
+        for (_, session) in &mut self.sessions {
+            if session.state == State::Ended && !std::mem::replace(&mut session.settled, true) {
+                self.board.session_ended(session.number);
+                self.transfers.abort_session(&self.store, session.number);
+                if session.attached.is_empty() {
+                    empty.push(session.number);
+                }
+            }
+        }
+        for number in empty {
+            self.drop_session(number);
+        }
     }
 
     /// The kernel has reported the peer gone: nothing is its any more.
@@ -401,12 +421,16 @@ impl Server {
         for key in overdue.collect::<Vec<_>>() {
             self.end_session(key, "the peer kept the daemon waiting past a deadline");
         }
+        self.settle_ended();
         if self.held {
             self.held = self.store.reclaim();
         }
         self.store.tidy();
-        self.transfers.abort_idle(&self.store, self.put_idle_limit);
-        self.front.keep_files();
+        if now >= self.next_check {
+            self.next_check = now + CHECK_TICK;
+            self.transfers.abort_idle(&self.store, self.put_idle_limit);
+            self.front.keep_files();
+        }
     }
 
     /// Finishes queued requests, lets replies be read, and removes the sockets.

@@ -71,6 +71,8 @@ pub(crate) struct Session {
     pub(crate) peer: Peer,
     pub(crate) state: State,
     pub(crate) attached: BTreeMap<u32, Attached>,
+    /// Whether the rest of the daemon knows that this session has ended.
+    pub(crate) settled: bool,
     fd: OwnedFd,
     waiting: VecDeque<Outgoing>,
     stuck_since: Option<Instant>,
@@ -83,6 +85,7 @@ impl Session {
             peer,
             state: State::Greeting(Instant::now() + HELLO_DEADLINE),
             attached: BTreeMap::new(),
+            settled: false,
             fd,
             waiting: VecDeque::new(),
             stuck_since: None,

@@ -70,7 +70,7 @@ impl Budget {
         taken.returning -= len;
         taken.segments -= len;
         if was_locked {
-            taken.locked = taken.locked.saturating_sub(len);
+            taken.locked -= len;
         }
         self.returned.notify_all();
     }

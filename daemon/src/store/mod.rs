@@ -105,7 +105,7 @@ impl Store {
         if let Some(found) = namespaces.get(name) {
             // Another put was first: its segment stays, this one goes.
             self.budget.start_return(segment.len());
-            self.budget.end_return(segment.len(), self.lock != LockMode::Off);
+            self.budget.end_return(segment.len(), segment.is_locked());
             return Ok(Arc::clone(found));
         }
         let id = NamespaceId { instance: self.instance, namespace: count(namespaces.len()) };
@@ -190,7 +190,7 @@ impl Store {
     }
 
     fn new_segment(&self, len: u64) -> Result<Segment> {
-        let segment = Segment::create(len).map_err(|source| Error::Shm { source })?;
+        let mut segment = Segment::create(len).map_err(|source| Error::Shm { source })?;
         let locked = match self.lock {
             LockMode::Off => return Ok(segment),
             LockMode::Try | LockMode::Require => segment.lock(),
@@ -248,8 +248,7 @@ impl Store {
 
     /// Ends the return of a segment: no client maps it any more.
     pub(crate) fn returned(&self, namespace: u32, id: SegmentId, segment: Arc<Segment>) {
-        let len = segment.len();
-        let was_locked = self.lock != LockMode::Off;
+        let (len, was_locked) = (segment.len(), segment.is_locked());
         drop(segment);
         if let Some(namespace) = self.namespaces.read().values().find(|found| found.id.namespace == namespace)
         {
