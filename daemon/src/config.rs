@@ -40,6 +40,17 @@ const DEFAULT_DEADLINE_MS: u64 = 30_000;
 const MAX_DEADLINE_MS: u64 = 3_600_000;
 const DEFAULT_LOG: &str = "info";
 
+/// Who may connect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Admit {
+    /// Only the daemon's own user and root.
+    #[default]
+    Owner,
+    /// Every user of the machine; each namespace says who may read and write it.
+    Everyone,
+}
+
 /// Whether pool memory is page-locked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -70,6 +81,10 @@ pub struct Args {
     #[arg(long, value_name = "MODE")]
     pub lock: Option<LockMode>,
 
+    /// Who may connect [default: owner]
+    #[arg(long, value_name = "WHO")]
+    pub admit: Option<Admit>,
+
     /// Number of worker threads [default: 4, or the number of cores if that is less]
     #[arg(long, value_name = "N")]
     pub workers: Option<u64>,
@@ -98,6 +113,7 @@ pub struct Config {
     pool_bytes: u64,
     segment_bytes: u64,
     lock: LockMode,
+    admit: Admit,
     workers: usize,
     max_sessions: usize,
     max_held_percent: u64,
@@ -134,6 +150,12 @@ impl Config {
     /// [`Error::ConfigValue`] as for `--segment-size`.
     pub fn with_segment_bytes(self, segment_bytes: u64) -> Result<Config> {
         self.with(Layer { segment_size: Some(ByteSize(segment_bytes)), ..Layer::default() })
+    }
+
+    /// This configuration for other users to connect.
+    #[must_use]
+    pub fn with_admit(self, admit: Admit) -> Config {
+        Config { admit, ..self }
     }
 
     /// This configuration with another mode of page-locking.
@@ -194,6 +216,7 @@ impl Config {
             pool_bytes,
             segment_bytes: segment_bytes(layers, pool_bytes)?,
             lock: layers.pick("lock", |layer| layer.lock).unwrap_or_default().0,
+            admit: layers.pick("admit", |layer| layer.admit).unwrap_or_default().0,
             workers: usize::try_from(workers).expect("checked to be at most MAX_WORKERS"),
             max_sessions: usize::try_from(sessions).expect("checked to be at most MAX_SESSIONS"),
             max_held_percent: in_range(
@@ -222,6 +245,7 @@ impl Config {
             pool_size: Some(ByteSize(self.pool_bytes)),
             segment_size: Some(ByteSize(self.segment_bytes)),
             lock: Some(self.lock),
+            admit: Some(self.admit),
             workers: Some(self.workers as u64),
             max_sessions: Some(self.max_sessions as u64),
             max_held_percent: Some(self.max_held_percent),
@@ -252,6 +276,12 @@ impl Config {
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         self.segment_bytes
+    }
+
+    /// Who may connect.
+    #[must_use]
+    pub fn admit(&self) -> Admit {
+        self.admit
     }
 
     /// Whether pool memory is page-locked.

@@ -34,7 +34,7 @@ mod stats_socket;
 mod store;
 
 pub use command::run_command;
-pub use config::{Args, Config, LockMode};
+pub use config::{Admit, Args, Config, LockMode};
 pub use embedded::Embedded;
 pub use error::{Error, Result};
 pub use server::Server;

@@ -155,13 +155,71 @@ pub enum Request {
         /// Its name.
         name: String,
     },
-    /// A page of the list, sorted: [`Reply::Listed`].
+    /// A page of the list, sorted: [`Reply::Listed`]; what the caller may not read is left out.
     List {
         /// One namespace, or all.
         namespace: Option<String>,
         /// The (namespace, name) after which the page starts.
         after: Option<(String, String)>,
     },
+    /// Makes a namespace for the caller: [`Reply::Done`].
+    NamespaceCreate {
+        /// Its name.
+        namespace: String,
+        /// What differs from a namespace that a put would make.
+        change: NamespaceChange,
+    },
+    /// Changes a namespace: [`Reply::Done`].
+    NamespaceChange {
+        /// Its name.
+        namespace: String,
+        /// What changes.
+        change: NamespaceChange,
+    },
+    /// Removes a namespace: [`Reply::Done`].
+    NamespaceRemove {
+        /// Its name.
+        namespace: String,
+        /// Whether its tensors go with it; else it must be empty.
+        with_tensors: bool,
+    },
+    /// A page of the namespaces, sorted: [`Reply::Namespaces`].
+    NamespaceList {
+        /// The name after which the page starts.
+        after: Option<String>,
+    },
+}
+
+/// Changes to a namespace; `None` leaves a field as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceChange {
+    /// Owner: only root and the daemon's user may give a namespace away.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Mode: bits of `0o666`.
+    pub mode: Option<u16>,
+    /// Stored bytes that its tensors may take together; `Some(None)` lifts the quota.
+    pub quota_bytes: Option<Option<u64>>,
+}
+
+/// One namespace in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceEntry {
+    /// Its name.
+    pub name: String,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Mode: read and write for owner, group and others.
+    pub mode: u16,
+    /// Stored bytes that its tensors may take together.
+    pub quota_bytes: Option<u64>,
+    /// Tensors.
+    pub tensors: u64,
+    /// Their stored bytes.
+    pub stored_bytes: u64,
 }
 
 /// Begins a put.
@@ -285,6 +343,8 @@ pub enum Reply {
     },
     /// A tensor.
     Opened {
+        /// Its namespace: another one than the session is attached to when that was removed and made again.
+        namespace: u32,
         /// What `list` says about it.
         entry: Entry,
         /// Elements of a row, for tensors of rank 1.
@@ -311,6 +371,13 @@ pub enum Reply {
     Listed {
         /// In order.
         entries: Vec<Entry>,
+        /// Whether there are more after the last.
+        more: bool,
+    },
+    /// A page of the namespaces.
+    Namespaces {
+        /// In order.
+        entries: Vec<NamespaceEntry>,
         /// Whether there are more after the last.
         more: bool,
     },
@@ -373,6 +440,7 @@ error_codes! {
     9 Limit "Too many sessions, transfers, namespaces or tensors.";
     10 Stopping "The daemon is shutting down.";
     11 Internal "The system refused the daemon something; its log has more.";
+    12 Quota "The namespace's quota has no room: remove tensors, or have its owner raise it.";
 }
 
 /// A refused request.

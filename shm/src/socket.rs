@@ -24,6 +24,9 @@ pub const MAX_DESCRIPTORS: usize = 16;
 /// can cut a control message off.
 const CONTROL_WORDS: usize = (16 + 253 * 4_usize).div_ceil(8) + 2;
 
+/// `SO_PEERGROUPS`, which neither nix nor libc names (asm-generic/socket.h).
+const SO_PEERGROUPS: libc::c_int = 59;
+
 /// Who is at the other end, as the kernel saw it when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -62,6 +65,32 @@ pub fn peer(fd: impl AsFd) -> Result<Peer> {
     let credentials = getsockopt(&fd, PeerCredentials)
         .map_err(|source| Error::Io { operation: "read the peer's credentials", source: source.into() })?;
     Ok(Peer { pid: credentials.pid(), uid: credentials.uid(), gid: credentials.gid() })
+}
+
+/// The supplementary groups of the peer, when the connection was made.
+///
+/// # Errors
+/// [`Error::Io`] with the kernel's answer.
+pub fn peer_groups(fd: impl AsFd) -> Result<Vec<u32>> {
+    let mut groups = vec![0_u32; 64];
+    loop {
+        let mut len = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or(libc::socklen_t::MAX);
+        let (raw, buf) = (fd.as_fd().as_raw_fd(), groups.as_mut_ptr());
+        // SAFETY: the buffer is live and `len` is its true length in bytes.
+        let got = unsafe { libc::getsockopt(raw, libc::SOL_SOCKET, SO_PEERGROUPS, buf.cast(), &raw mut len) };
+        let needed = len as usize / size_of::<u32>();
+        match (got, Errno::last()) {
+            (0, _) => {
+                groups.truncate(needed);
+                return Ok(groups);
+            }
+            // NGROUPS_MAX is 65,536: more is no answer of the kernel's.
+            (_, Errno::ERANGE) if needed > groups.len() && needed <= 1 << 16 => groups.resize(needed, 0),
+            (_, source) => {
+                return Err(Error::Io { operation: "read the peer's groups", source: source.into() });
+            }
+        }
+    }
 }
 
 /// Sends one message; never raises `SIGPIPE`.
@@ -219,5 +248,9 @@ mod tests {
         let peer = peer(&a).unwrap();
         assert_eq!(u32::try_from(peer.pid).unwrap(), std::process::id());
         assert_eq!(peer.uid, nix::unistd::getuid().as_raw());
+        let mut ours: Vec<u32> = nix::unistd::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
+        let mut seen = peer_groups(&a).unwrap();
+        (ours.sort_unstable(), seen.sort_unstable());
+        assert_eq!(seen, ours);
     }
 }

@@ -9,11 +9,11 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::{Args, LockMode};
+use super::{Admit, Args, LockMode};
 use crate::error::{Error, Result};
 use crate::size::ByteSize;
 
-/// A configuration file has nine short lines; this leaves room for comments.
+/// A configuration file has ten short lines; this leaves room for comments.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// What one layer says; the field names are the keys of the file.
@@ -24,6 +24,7 @@ pub(super) struct Layer {
     pub(super) pool_size: Option<ByteSize>,
     pub(super) segment_size: Option<ByteSize>,
     pub(super) lock: Option<LockMode>,
+    pub(super) admit: Option<Admit>,
     pub(super) workers: Option<u64>,
     pub(super) max_sessions: Option<u64>,
     pub(super) max_held_percent: Option<u64>,
@@ -69,6 +70,7 @@ impl Layers {
             pool_size: args.pool_size,
             segment_size: args.segment_size,
             lock: args.lock,
+            admit: args.admit,
             workers: args.workers,
             max_sessions: args.max_sessions,
             max_held_percent: None,
@@ -134,6 +136,7 @@ impl Environment<'_> {
             pool_size: self.value("pool_size")?,
             segment_size: self.value("segment_size")?,
             lock: self.parse("lock", |text| LockMode::from_str(text, false))?,
+            admit: self.parse("admit", |text| Admit::from_str(text, false))?,
             workers: self.value("workers")?,
             max_sessions: self.value("max_sessions")?,
             max_held_percent: self.value("max_held_percent")?,

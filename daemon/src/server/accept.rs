@@ -14,16 +14,19 @@ use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use tierpack_shm::layout::LAYOUT_VERSION;
 use tierpack_shm::message::{ErrorCode, HelloReply, PROTOCOL_VERSION, Refusal, encode};
-use tierpack_shm::socket::{Peer, peer, send};
+use tierpack_shm::socket::{Peer, peer, peer_groups, send};
 
 use crate::address;
-use crate::config::{Config, LockMode};
+use crate::config::{Admit, Config, LockMode};
 use crate::error::{Result, chain};
 use crate::limits;
 use crate::ownership::{Listener, Ownership, SocketKind};
+use crate::store::access::Caller;
 
-/// Only the daemon's own user may connect; who may read what comes with access control.
-const SOCKET_MODE: u32 = 0o600;
+/// Mode of the socket files when only the daemon's own user and root may connect.
+const OWNER_MODE: u32 = 0o600;
+/// Mode when everybody may: what each user may do is checked at every request.
+const EVERYONE_MODE: u32 = 0o666;
 /// Connections taken in one turn of the loop.
 const ACCEPTS_PER_TURN: usize = 64;
 /// Listening sockets, their files, and the lock that makes them ours.
@@ -36,6 +39,7 @@ pub(super) struct Front {
     control_path: PathBuf,
     stats_path: PathBuf,
     max_sessions: usize,
+    admit: Admit,
     /// Closed for a moment to take in, and turn away, a peer at the limit on open files.
     spare: Option<File>,
     told_lost: bool,
@@ -50,9 +54,9 @@ impl Front {
         limits::raise_descriptor_limit()?;
         address::prepare_directory(config.socket())?;
         let ownership = Ownership::acquire(config.socket())?;
-        let control = ownership.bind(config.socket(), SocketKind::SeqPacket, SOCKET_MODE)?;
+        let control = ownership.bind(config.socket(), SocketKind::SeqPacket, mode(config.admit()))?;
         let stats_path = config.stats_socket();
-        let stats = ownership.bind(&stats_path, SocketKind::Stream, SOCKET_MODE)?;
+        let stats = ownership.bind(&stats_path, SocketKind::Stream, OWNER_MODE)?;
         Ok(Self {
             control: Some(control),
             stats: Some(Arc::new(Mutex::new(stats))),
@@ -60,6 +64,7 @@ impl Front {
             control_path: config.socket().to_owned(),
             stats_path,
             max_sessions: config.max_sessions(),
+            admit: config.admit(),
             spare: spare(),
             told_lost: false,
         })
@@ -75,13 +80,13 @@ impl Front {
     }
 
     /// Takes in who waits, and turns away who may not stay.
-    pub(super) fn accept(&mut self, sessions: usize) -> Vec<(OwnedFd, Peer)> {
+    pub(super) fn accept(&mut self, sessions: usize) -> Vec<(OwnedFd, Peer, Caller)> {
         let mut taken = Vec::new();
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(control) = &self.control else { break };
             match accept(control) {
                 Ok(fd) => match self.check(&fd, sessions + taken.len()) {
-                    Ok(peer) => taken.push((fd, peer)),
+                    Ok((peer, caller)) => taken.push((fd, peer, caller)),
                     Err(refusal) => turn_away(&fd, refusal),
                 },
                 Err(Errno::EAGAIN) => break,
@@ -104,19 +109,22 @@ impl Front {
         taken
     }
 
-    fn check(&self, fd: &OwnedFd, sessions: usize) -> core::result::Result<Peer, Refusal> {
+    fn check(&self, fd: &OwnedFd, sessions: usize) -> core::result::Result<(Peer, Caller), Refusal> {
         if sessions >= self.max_sessions {
             let text =
                 format!("{sessions} sessions are open, the limit is {0} (--max-sessions)", self.max_sessions);
             return Err(Refusal::new(ErrorCode::Limit, text));
         }
-        let peer = peer(fd).map_err(|error| Refusal::new(ErrorCode::Internal, chain(&error)))?;
+        let internal = |error| Refusal::new(ErrorCode::Internal, chain(&error));
+        let peer = peer(fd).map_err(internal)?;
         let own = geteuid().as_raw();
-        if peer.uid != own && peer.uid != 0 {
-            let text = format!("user {} may not use the daemon of user {own}", peer.uid);
+        let caller = Caller::new(peer, peer_groups(fd).map_err(internal)?, own);
+        if self.admit == Admit::Owner && !caller.is_operator {
+            let text =
+                format!("user {} may not use the daemon of user {own}: it admits only that one", peer.uid);
             return Err(Refusal::new(ErrorCode::Denied, text));
         }
-        Ok(peer)
+        Ok((peer, caller))
     }
 
     /// Makes the socket files again when somebody has removed them.
@@ -148,10 +156,10 @@ impl Front {
         self.ownership.restore()?;
         if control_lost {
             self.control =
-                Some(self.ownership.bind(&self.control_path, SocketKind::SeqPacket, SOCKET_MODE)?);
+                Some(self.ownership.bind(&self.control_path, SocketKind::SeqPacket, mode(self.admit))?);
         }
         if let (true, Some(stats)) = (stats_lost, &self.stats) {
-            *stats.lock() = self.ownership.bind(&self.stats_path, SocketKind::Stream, SOCKET_MODE)?;
+            *stats.lock() = self.ownership.bind(&self.stats_path, SocketKind::Stream, OWNER_MODE)?;
         }
         Ok(())
     }
@@ -170,6 +178,13 @@ impl AsFd for Front {
 /// Takes in one waiting peer, non-blocking; `EAGAIN` means that nobody waits.
 pub(crate) fn accept(listener: impl AsFd) -> nix::Result<OwnedFd> {
     accept4(listener, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)
+}
+
+fn mode(admit: Admit) -> u32 {
+    match admit {
+        Admit::Owner => OWNER_MODE,
+        Admit::Everyone => EVERYONE_MODE,
+    }
 }
 
 fn spare() -> Option<File> {

@@ -169,11 +169,11 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        for (fd, peer) in self.front.accept(self.sessions.len()) {
+        for (fd, peer, caller) in self.front.accept(self.sessions.len()) {
             let number = self.next_session;
             self.next_session += 1;
             tracing::debug!(session = number, pid = peer.pid, uid = peer.uid, "connected");
-            let key = self.sessions.insert(Session::new(number, peer, fd));
+            let key = self.sessions.insert(Session::new(number, peer, caller, fd));
             self.keys.insert(number, key);
         }
     }
@@ -325,7 +325,8 @@ impl Server {
             return;
         }
         let deadline = Instant::now() + Duration::from_millis(u64::from(deadline_ms));
-        let job = Job { session, id, deadline, request, descriptors };
+        let caller = Arc::clone(&self.sessions[key].caller);
+        let job = Job { session, caller, id, deadline, request, descriptors };
         if !self.workers.as_ref().is_some_and(|workers| workers.submit(job)) {
             self.board.request(false);
             let result =
@@ -342,7 +343,7 @@ impl Server {
         name: &str,
     ) -> core::result::Result<(Reply, Vec<Passed>, Option<(u32, Vec<(SegmentId, Arc<Segment>)>)>), Refusal>
     {
-        let namespace = self.store.namespace(name)?;
+        let namespace = self.store.readable(name, &self.sessions[key].caller)?;
         let (session, id) = (&mut self.sessions[key], namespace.id);
         if session.attached.contains_key(&id.namespace) {
             let text = format!("this session is attached to namespace {name:?} already");

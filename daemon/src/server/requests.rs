@@ -7,13 +7,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use crossbeam::channel::{Receiver, Sender, bounded};
+use serde::Serialize;
 use tierpack_shm::chunk::{Chunk, ChunkWriter};
 use tierpack_shm::message::{
-    Blob, Entry, ErrorCode, MAX_FILE_METADATA_BYTES, MAX_INLINE_BYTES, Refusal, Reply, Request, encode,
+    Blob, ErrorCode, MAX_FILE_METADATA_BYTES, MAX_INLINE_BYTES, Refusal, Reply, Request, encode,
 };
 
 use super::events::{Event, Events};
 use crate::error::{Error, Result, chain};
+use crate::store::access::{Caller, Right};
 use crate::store::transfer::{ChunkData, Transfers};
 use crate::store::{Outcome, Store};
 
@@ -26,6 +28,7 @@ const PAGE_BYTES: usize = 48 << 10;
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) session: u64,
+    pub(crate) caller: Arc<Caller>,
     pub(crate) id: u64,
     pub(crate) deadline: Instant,
     pub(crate) request: Request,
@@ -115,7 +118,7 @@ impl Context {
     }
 
     fn reply(&self, job: Job, descriptors: &mut Vec<OwnedFd>) -> Outcome<Reply> {
-        let (store, session) = (&*self.store, job.session);
+        let (store, session, caller) = (&*self.store, job.session, &*job.caller);
         let passed = job.descriptors.into_iter().next();
         match job.request {
             // The poll loop answers this one: it alone knows what each session holds.
@@ -123,18 +126,25 @@ impl Context {
                 Err(Refusal::new(ErrorCode::Internal, "attach does not go to a worker"))
             }
             Request::Open { namespace, name } => {
-                let opened = store.namespace(&namespace)?.open(&name)?;
-                Ok(Reply::Opened { entry: opened.entry, row_elems: opened.row_elems, slot: opened.slot })
+                let namespace = store.readable(&namespace, caller)?;
+                let opened = namespace.open(&name)?;
+                let namespace = namespace.id.namespace;
+                Ok(Reply::Opened {
+                    namespace,
+                    entry: opened.entry,
+                    row_elems: opened.row_elems,
+                    slot: opened.slot,
+                })
             }
             Request::FileMetadata { namespace, name } => {
-                let Some(text) = store.namespace(&namespace)?.file_metadata(&name)? else {
+                let Some(text) = store.readable(&namespace, caller)?.file_metadata(&name)? else {
                     return Ok(Reply::FileMetadata(None));
                 };
                 blob(&text, descriptors).map(|blob| Reply::FileMetadata(Some(blob)))
             }
             Request::PutBegin(mut begin) => {
                 let text = begin.file_metadata.take().map(|blob| text_of(blob, passed)).transpose()?;
-                let transfer = self.transfers.begin(store, session, begin, text)?;
+                let transfer = self.transfers.begin(store, session, caller, begin, text)?;
                 Ok(Reply::Transfer { transfer })
             }
             Request::PutChunk { transfer, first_block, data } => {
@@ -148,30 +158,71 @@ impl Context {
                 self.transfers.abort(store, session, transfer).map(|()| Reply::Done)
             }
             Request::Remove { namespace, name } => {
-                store.namespace(&namespace)?.remove(&name)?;
+                let namespace = store.namespace(&namespace)?;
+                namespace.check(caller, Right::Write)?;
+                namespace.remove(&name)?;
                 store.reclaim();
                 Ok(Reply::Done)
             }
-            Request::List { namespace, after } => list(store, namespace.as_deref(), after.as_ref()),
+            Request::List { namespace, after } => list(store, caller, namespace.as_deref(), after.as_ref()),
+            Request::NamespaceCreate { namespace, change } => {
+                store.create_namespace(&namespace, caller, &change).map(|()| Reply::Done)
+            }
+            Request::NamespaceChange { namespace, change } => {
+                store.change_namespace(&namespace, caller, &change).map(|()| Reply::Done)
+            }
+            Request::NamespaceRemove { namespace, with_tensors } => {
+                store.remove_namespace(&namespace, caller, with_tensors).map(|()| Reply::Done)
+            }
+            Request::NamespaceList { after } => {
+                let mut page = Page::default();
+                let all = store.list_namespaces(caller, after.as_deref(), |entry| page.take(entry));
+                Ok(Reply::Namespaces { entries: page.entries, more: !all })
+            }
         }
     }
 }
 
-/// A page of the list: entries after `after`, in order, until the page is full.
-fn list(store: &Store, namespace: Option<&str>, after: Option<&(String, String)>) -> Outcome<Reply> {
-    let (mut entries, mut bytes) = (Vec::<Entry>::new(), 0);
-    let mut take = |entry: Entry| {
+/// Entries of one reply, until it is full.
+#[derive(Debug)]
+struct Page<T> {
+    entries: Vec<T>,
+    bytes: usize,
+}
+
+impl<T> Default for Page<T> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), bytes: 0 }
+    }
+}
+
+impl<T: Serialize> Page<T> {
+    /// Takes an entry if it fits, the first in any case; says whether it did.
+    fn take(&mut self, entry: T) -> bool {
         // An entry that cannot be encoded alone is longer than any limit on names and ranks allows.
-        bytes += encode(&entry).map_or(PAGE_BYTES, |encoded| encoded.len());
-        let fits = bytes <= PAGE_BYTES || entries.is_empty();
+        self.bytes += encode(&entry).map_or(PAGE_BYTES, |encoded| encoded.len());
+        let fits = self.bytes <= PAGE_BYTES || self.entries.is_empty();
         if fits {
-            entries.push(entry);
+            self.entries.push(entry);
         }
         fits
-    };
-    let namespaces = match namespace {
-        Some(name) => store.namespace(name).into_iter().collect(),
-        None => store.namespaces(),
+    }
+}
+
+/// A page of the list: entries after `after` that the caller may read, in order.
+fn list(
+    store: &Store,
+    caller: &Caller,
+    namespace: Option<&str>,
+    after: Option<&(String, String)>,
+) -> Outcome<Reply> {
+    let mut page = Page::default();
+    let namespaces = match namespace.map(|name| store.readable(name, caller)) {
+        Some(Ok(namespace)) => vec![namespace],
+        // A namespace that no put has made yet holds nothing.
+        Some(Err(refusal)) if refusal.code() == Some(ErrorCode::NotFound) => Vec::new(),
+        Some(Err(refusal)) => return Err(refusal),
+        None => store.namespaces().into_iter().filter(|namespace| namespace.is_readable(caller)).collect(),
     };
     let more = namespaces.iter().any(|namespace| {
         let start = match after {
@@ -179,9 +230,9 @@ fn list(store: &Store, namespace: Option<&str>, after: Option<&(String, String)>
             Some((before, name)) if *before == namespace.name => Some(name.as_str()),
             _ => None,
         };
-        !namespace.list(start, &mut take)
+        !namespace.list(start, |entry| page.take(entry))
     });
-    Ok(Reply::Listed { entries, more })
+    Ok(Reply::Listed { entries: page.entries, more })
 }
 
 /// A text as a message carries it.

@@ -15,6 +15,7 @@ use tierpack_shm::segment::Segment;
 use tierpack_shm::socket::{MAX_DESCRIPTORS, Peer, send};
 
 use crate::store::Namespace;
+use crate::store::access::Caller;
 
 /// How long a new peer may take to say hello.
 pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(5);
@@ -69,6 +70,7 @@ pub(crate) struct Attached {
 pub(crate) struct Session {
     pub(crate) number: u64,
     pub(crate) peer: Peer,
+    pub(crate) caller: Arc<Caller>,
     pub(crate) state: State,
     pub(crate) attached: BTreeMap<u32, Attached>,
     /// Whether the rest of the daemon knows that this session has ended.
@@ -79,10 +81,11 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(number: u64, peer: Peer, fd: OwnedFd) -> Self {
+    pub(crate) fn new(number: u64, peer: Peer, caller: Caller, fd: OwnedFd) -> Self {
         Self {
             number,
             peer,
+            caller: Arc::new(caller),
             state: State::Greeting(Instant::now() + HELLO_DEADLINE),
             attached: BTreeMap::new(),
             settled: false,

@@ -11,14 +11,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
+use nix::unistd::{getegid, geteuid};
+use parking_lot::{Mutex, RwLock};
 use tierpack_shm::fork::random;
 use tierpack_shm::layout::MIN_SEGMENT_BYTES;
-use tierpack_shm::message::{ErrorCode, MAX_NAMESPACE_BYTES, Refusal, SegmentId};
-use tierpack_shm::page::NamespaceId;
+use tierpack_shm::message::{ErrorCode, Refusal, SegmentId};
 use tierpack_shm::segment::{Segment, SegmentKind};
 
 use crate::config::{Config, LockMode};
@@ -27,11 +27,14 @@ use crate::limits;
 use crate::server::events::{Event, Events};
 use crate::size::{ByteSize, MIB};
 
+pub(crate) mod access;
+mod admin;
 pub(crate) mod budget;
 pub(crate) mod file_metadata;
 pub(crate) mod namespace;
 pub(crate) mod transfer;
 
+use access::{Caller, Right};
 use budget::Budget;
 use file_metadata::FileMetadataSet;
 pub(crate) use namespace::Namespace;
@@ -41,8 +44,6 @@ pub(crate) type Outcome<T> = core::result::Result<T, Refusal>;
 
 /// The shortest data segment: holds a few blocks of the usual 256 KiB.
 const FIRST_DATA_BYTES: u64 = MIB;
-/// Namespaces of one daemon: each costs a directory segment.
-const MAX_NAMESPACES: usize = 4096;
 /// How long an allocation waits for clients to unmap segments that return to the system.
 const RETURN_WAIT: Duration = Duration::from_secs(2);
 
@@ -58,6 +59,12 @@ pub(crate) struct Store {
     /// Whether extents were freed since the last [`Store::tidy`].
     pub(crate) freed: AtomicBool,
     namespaces: RwLock<BTreeMap<String, Arc<Namespace>>>,
+    /// Removed namespaces that somebody still maps.
+    removed: Mutex<Vec<Arc<Namespace>>>,
+    next_namespace: AtomicU32,
+    /// The daemon's own user, who owns the namespace `default`.
+    uid: u32,
+    gid: u32,
     events: Events,
 }
 
@@ -73,6 +80,10 @@ impl Store {
             serials: AtomicU64::new(1),
             freed: AtomicBool::new(false),
             namespaces: RwLock::new(BTreeMap::new()),
+            removed: Mutex::default(),
+            next_namespace: AtomicU32::new(0),
+            uid: geteuid().as_raw(),
+            gid: getegid().as_raw(),
             events,
         };
         Ok(store)
@@ -84,35 +95,23 @@ impl Store {
         found.ok_or_else(|| Refusal::new(ErrorCode::NotFound, format!("namespace {name:?} does not exist")))
     }
 
+    /// A namespace that the caller may read.
+    pub(crate) fn readable(&self, name: &str, caller: &Caller) -> Outcome<Arc<Namespace>> {
+        let namespace = self.namespace(name)?;
+        namespace.check(caller, Right::Read)?;
+        Ok(namespace)
+    }
+
     /// Every namespace, in the order of their names.
     pub(crate) fn namespaces(&self) -> Vec<Arc<Namespace>> {
         self.namespaces.read().values().map(Arc::clone).collect()
     }
 
-    /// A namespace, made if it does not exist.
-    pub(crate) fn namespace_or_new(&self, name: &str) -> Outcome<Arc<Namespace>> {
-        if let Some(found) = self.namespaces.read().get(name) {
-            return Ok(Arc::clone(found));
-        }
-        check_namespace_name(name)?;
-        if self.namespaces.read().len() >= MAX_NAMESPACES {
-            let text = format!("namespace {name:?} would be one more than the limit of {MAX_NAMESPACES}");
-            return Err(Refusal::new(ErrorCode::Limit, text));
-        }
-        let segment =
-            self.budgeted_segment(MIN_SEGMENT_BYTES).ok_or_else(|| self.full(MIN_SEGMENT_BYTES))??;
-        let mut namespaces = self.namespaces.write();
-        if let Some(found) = namespaces.get(name) {
-            // Another put was first: its segment stays, this one goes.
-            self.budget.start_return(segment.len());
-            self.budget.end_return(segment.len(), segment.is_locked());
-            return Ok(Arc::clone(found));
-        }
-        let id = NamespaceId { instance: self.instance, namespace: count(namespaces.len()) };
-        let made = Arc::new(Namespace::new(id, name.to_owned(), segment, self.next_serial()));
-        namespaces.insert(name.to_owned(), Arc::clone(&made));
-        tracing::info!(namespace = name, "namespace made");
-        Ok(made)
+    /// As [`Store::namespaces`], and the removed ones that still take memory.
+    fn all_namespaces(&self) -> Vec<Arc<Namespace>> {
+        let mut all = self.namespaces();
+        all.extend(self.removed.lock().iter().map(Arc::clone));
+        all
     }
 
     fn next_serial(&self) -> u64 {
@@ -214,14 +213,14 @@ impl Store {
     /// Frees what no lease holds any more, in every namespace; says whether something is still held.
     pub(crate) fn reclaim(&self) -> bool {
         let mut any_held = false;
-        for namespace in self.namespaces() {
+        for namespace in self.all_namespaces() {
             let (freed, held) = namespace.reclaim();
             any_held |= held;
             if freed {
                 self.freed.store(true, Ordering::Relaxed);
             }
         }
-        any_held
+        any_held | self.bury()
     }
 
     /// Returns spare segments if something was freed since the last look.
@@ -236,7 +235,7 @@ impl Store {
     /// Says whether some are on their way.
     pub(crate) fn trim(&self, keep: usize) -> bool {
         let mut any = false;
-        for namespace in self.namespaces() {
+        for namespace in self.all_namespaces() {
             for (id, segment) in namespace.take_free_segments(keep) {
                 any = true;
                 self.budget.start_return(segment.len());
@@ -275,13 +274,13 @@ impl Store {
 
     /// Bytes that are used, promised to puts under way, or taken by directories.
     fn committed_bytes(&self) -> u64 {
-        let used: u64 = self.namespaces().iter().map(|namespace| namespace.committed_bytes()).sum();
+        let used: u64 = self.all_namespaces().iter().map(|namespace| namespace.committed_bytes()).sum();
         used + self.budget.reserved()
     }
 
     fn full(&self, needed: u64) -> Refusal {
         let (mut stored, mut held, mut directories) = (0, 0, 0);
-        for namespace in self.namespaces() {
+        for namespace in self.all_namespaces() {
             let stats = namespace.stats();
             stored += stats.stored_bytes;
             held += stats.held_bytes;
@@ -299,23 +298,4 @@ impl Store {
         );
         Refusal::new(ErrorCode::PoolFull, text)
     }
-}
-
-fn check_namespace_name(name: &str) -> Outcome<()> {
-    let fault = if name.is_empty() {
-        "it is empty".to_owned()
-    } else if name.len() > MAX_NAMESPACE_BYTES {
-        format!("it has {} bytes, the limit is {MAX_NAMESPACE_BYTES}", name.len())
-    } else if name.chars().any(char::is_control) {
-        "it holds a control character".to_owned()
-    } else {
-        return Ok(());
-    };
-    let shown: String = name.chars().take(40).collect();
-    Err(Refusal::new(ErrorCode::Invalid, format!("namespace name {shown:?} is refused: {fault}")))
-}
-
-/// A count that fits a message.
-fn count(len: usize) -> u32 {
-    u32::try_from(len).expect("bounded by MAX_NAMESPACES")
 }

@@ -19,7 +19,11 @@ use tierpack_shm::sync::Ordering;
 use tierpack_shm::types::{BlockWord, CodecId, Extent, SlotIdx, UNIT_BYTES};
 
 use super::Outcome;
+use super::access::Access;
 use super::file_metadata::SharedText;
+use crate::size::ByteSize;
+
+mod admin;
 
 /// A tensor that is visible.
 #[derive(Debug)]
@@ -61,14 +65,21 @@ impl Retired {
 
 #[derive(Debug)]
 struct Inner {
+    access: Access,
     data: Pool,
     directory: Directory,
     tensors: BTreeMap<String, Tensor>,
+    /// Stored bytes of `tensors`.
+    stored_bytes: u64,
     retired: VecDeque<Retired>,
     /// Serial numbers of the segments that are present.
     serials: HashMap<(SegmentKind, u32), u64>,
     /// The client pages of all sessions that are attached, until the kernel reports them gone.
     pages: Vec<(u64, Arc<ClientPage>)>,
+    /// Puts under way.
+    puts: u64,
+    /// Whether it was removed: nothing can be published any more.
+    is_removed: bool,
 }
 
 /// A namespace of the store.
@@ -89,14 +100,18 @@ pub(crate) struct Opened {
 }
 
 impl Namespace {
-    pub(super) fn new(id: NamespaceId, name: String, header: Segment, serial: u64) -> Self {
+    pub(super) fn new(id: NamespaceId, name: String, access: Access, header: Segment, serial: u64) -> Self {
         let inner = Inner {
+            access,
             data: Pool::default(),
             directory: Directory::new(header, id),
             tensors: BTreeMap::new(),
+            stored_bytes: 0,
             retired: VecDeque::new(),
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
             pages: Vec::new(),
+            puts: 0,
+            is_removed: false,
         };
         Self { id, name, growing: Mutex::new(()), inner: Mutex::new(inner) }
     }
@@ -192,7 +207,10 @@ impl Namespace {
         overwrite: bool,
     ) -> Outcome<Result<Entry, Content>> {
         let mut inner = self.inner.lock();
-        if let Err(refusal) = inner.check_free(&self.name, name, overwrite) {
+        let checked = inner
+            .check_free(&self.name, name, overwrite)
+            .and_then(|()| inner.check_quota(&self.name, name, content.stored_bytes));
+        if let Err(refusal) = checked {
             content.blocks.into_iter().for_each(|extent| inner.data.free(extent));
             return Err(refusal);
         }
@@ -212,6 +230,7 @@ impl Namespace {
         let publication = inner.directory.publish(&slot, fields).expect("the slot came from this directory");
         let tensor = Tensor { content, slot, publication, table, generations };
         let entry = tensor.entry(&self.name, name, &inner.directory);
+        inner.stored_bytes += entry.stored_bytes;
         if let Some(replaced) = inner.tensors.insert(name.to_owned(), tensor) {
             inner.retire(replaced)?;
         }
@@ -254,17 +273,7 @@ impl Namespace {
     pub(crate) fn attach(&self, session: u64, page: Arc<ClientPage>) -> Vec<(SegmentId, Arc<Segment>)> {
         let mut inner = self.inner.lock();
         inner.pages.push((session, page));
-        let inner = &*inner;
-        let both = [(SegmentKind::Directory, inner.directory.pool()), (SegmentKind::Data, &inner.data)];
-        let all = both
-            .into_iter()
-            .flat_map(|(kind, pool)| pool.segments().map(move |(idx, segment)| (kind, idx, segment)));
-        all.map(|(kind, segment_idx, segment)| {
-            let index = u32::try_from(segment_idx).expect("at most MAX_SEGMENTS");
-            let serial = inner.serials.get(&(kind, index)).copied().unwrap_or_default();
-            (SegmentId { kind, index, serial }, Arc::clone(segment))
-        })
-        .collect()
+        inner.present_segments()
     }
 
     /// Counts a session out: the kernel has reported it gone, and its leases with it.
@@ -299,7 +308,7 @@ impl Namespace {
         stats.name.clone_from(&self.name);
         stats.tensors = inner.tensors.len() as u64;
         stats.raw_bytes = inner.tensors.values().map(|tensor| tensor.content.geometry.raw_bytes()).sum();
-        stats.stored_bytes = inner.tensors.values().map(|tensor| tensor.content.stored_bytes).sum();
+        stats.stored_bytes = inner.stored_bytes;
         stats.used_bytes = inner.data.used_bytes();
         stats.directory_bytes = inner.directory.pool().used_bytes();
         stats.held_bytes = inner.retired.iter().map(Retired::data_bytes).sum();
@@ -315,6 +324,19 @@ impl Namespace {
 }
 
 impl Inner {
+    fn present_segments(&self) -> Vec<(SegmentId, Arc<Segment>)> {
+        let both = [(SegmentKind::Directory, self.directory.pool()), (SegmentKind::Data, &self.data)];
+        let all = both
+            .into_iter()
+            .flat_map(|(kind, pool)| pool.segments().map(move |(idx, segment)| (kind, idx, segment)));
+        all.map(|(kind, segment_idx, segment)| {
+            let index = u32::try_from(segment_idx).expect("at most MAX_SEGMENTS");
+            let serial = self.serials.get(&(kind, index)).copied().unwrap_or_default();
+            (SegmentId { kind, index, serial }, Arc::clone(segment))
+        })
+        .collect()
+    }
+
     fn pool_mut(&mut self, kind: SegmentKind) -> &mut Pool {
         match kind {
             SegmentKind::Data => &mut self.data,
@@ -322,7 +344,27 @@ impl Inner {
         }
     }
 
+    fn check_quota(&self, namespace: &str, name: &str, more: u64) -> Outcome<()> {
+        let Some(quota) = self.access.quota_bytes else { return Ok(()) };
+        let replaced = self.tensors.get(name).map_or(0, |tensor| tensor.content.stored_bytes);
+        let kept = self.stored_bytes - replaced;
+        if kept.saturating_add(more) <= quota {
+            return Ok(());
+        }
+        let text = format!(
+            "quota of namespace {namespace:?} is {}, of which other tensors take {}: tensor {name:?} needs {} more",
+            ByteSize(quota),
+            ByteSize(kept),
+            ByteSize(more)
+        );
+        Err(Refusal::new(ErrorCode::Quota, text))
+    }
+
     fn check_free(&self, namespace: &str, name: &str, overwrite: bool) -> Outcome<()> {
+        if self.is_removed {
+            let text = format!("namespace {namespace:?} was removed: begin the put again");
+            return Err(Refusal::new(ErrorCode::NotFound, text));
+        }
         if overwrite || !self.tensors.contains_key(name) {
             return Ok(());
         }
@@ -354,6 +396,7 @@ impl Inner {
 
     /// Hides a tensor; its memory is freed when no lease covers it.
     fn retire(&mut self, tensor: Tensor) -> Outcome<()> {
+        self.stored_bytes -= tensor.content.stored_bytes;
         self.directory.unpublish(&tensor.slot).expect("the slot came from this directory");
         let Some(stamp) = self.directory.retire() else {
             let text = "the epoch of this namespace is at its end: restart the daemon";

@@ -17,6 +17,7 @@ use tierpack_shm::pool::Fresh;
 use tierpack_shm::segment::SegmentKind;
 use tierpack_shm::types::{CodecId, Extent, UNIT_BYTES, index};
 
+use super::access::{Caller, Right};
 use super::file_metadata::SharedText;
 use super::namespace::{Content, Namespace, directory_need};
 use super::{Outcome, Store};
@@ -159,6 +160,7 @@ impl Transfers {
         &self,
         store: &Store,
         session: u64,
+        caller: &Caller,
         begin: PutBegin,
         file_metadata: Option<Vec<u8>>,
     ) -> Outcome<u64> {
@@ -174,7 +176,8 @@ impl Transfers {
         })?;
         let reserved_bytes = stored_at_most(&geometry);
         store.check_room(reserved_bytes.saturating_add(directory_bytes))?;
-        let namespace = store.namespace_or_new(&begin.namespace)?;
+        let namespace = store.namespace_for_put(&begin.namespace, caller)?;
+        namespace.check(caller, Right::Write)?;
         namespace.check_free(&begin.name, begin.overwrite)?;
         let file_metadata = file_metadata.map(|text| store.file_metadata.intern(text)).transpose()?;
         let progress = Progress {
@@ -196,7 +199,9 @@ impl Transfers {
             file_metadata,
             progress: Mutex::new(progress),
         };
-        let id = self.insert(Arc::new(transfer))?;
+        let transfer = Arc::new(transfer);
+        let id = self.insert(Arc::clone(&transfer))?;
+        transfer.namespace.count_put(true);
         store.budget.reserve(reserved_bytes);
         Ok(id)
     }
@@ -261,7 +266,8 @@ impl Transfer {
             at += shape.raw_bytes;
             block_idx += 1;
         }
-        Ok(())
+        let stored_bytes = self.progress.lock().stored_bytes;
+        self.namespace.check_quota(&self.name, stored_bytes)
     }
 
     fn block_in(&self, block_idx: u64, left: u64) -> Outcome<BlockShape> {
@@ -303,7 +309,9 @@ impl Transfer {
     /// Ends the transfer; gives its blocks, and how many of them came.
     fn end(&self, store: &Store) -> (Vec<Extent>, u64) {
         let mut progress = self.progress.lock();
-        progress.ended = true;
+        if !std::mem::replace(&mut progress.ended, true) {
+            self.namespace.count_put(false);
+        }
         store.budget.unreserve(std::mem::take(&mut progress.reserved_bytes));
         (std::mem::take(&mut progress.blocks).into_iter().flatten().collect(), progress.stored_bytes)
     }

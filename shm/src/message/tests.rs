@@ -39,6 +39,18 @@ fn requests() -> Vec<Request> {
         Request::PutAbort { transfer: 1 },
         Request::Remove { namespace, name },
         Request::List { namespace: None, after: Some(("a".into(), "b".into())) },
+        Request::NamespaceCreate { namespace: "n".into(), change: NamespaceChange::default() },
+        Request::NamespaceChange {
+            namespace: "n".into(),
+            change: NamespaceChange {
+                uid: Some(1),
+                gid: Some(2),
+                mode: Some(0o640),
+                quota_bytes: Some(Some(5)),
+            },
+        },
+        Request::NamespaceRemove { namespace: "n".into(), with_tensors: true },
+        Request::NamespaceList { after: Some("m".into()) },
     ]
 }
 
@@ -56,11 +68,23 @@ fn daemon_messages() -> Vec<DaemonMessage> {
     let replies = [
         Reply::Done,
         Reply::Attached { id, header_len: 1 << 20, header: segment },
-        Reply::Opened { entry: entry(), row_elems: None, slot },
+        Reply::Opened { namespace: 2, entry: entry(), row_elems: None, slot },
         Reply::FileMetadata(Some(Blob::Descriptor { len: 9 })),
         Reply::Transfer { transfer: 77 },
         Reply::Committed(entry()),
         Reply::Listed { entries: vec![entry(), entry()], more: true },
+        Reply::Namespaces {
+            entries: vec![NamespaceEntry {
+                name: "n".into(),
+                uid: 1,
+                gid: 2,
+                mode: 0o600,
+                quota_bytes: None,
+                tensors: 3,
+                stored_bytes: 4,
+            }],
+            more: false,
+        },
     ];
     let refused = Err(Refusal::new(ErrorCode::PoolFull, "no room"));
     let results = replies.into_iter().map(Ok).chain([refused]);

@@ -1,0 +1,177 @@
+//! Namespaces as wholes: made, changed, listed, removed.
+//!
+//! A removed namespace is hidden at once; its memory goes when nobody maps it any more.
+
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tierpack_shm::layout::MIN_SEGMENT_BYTES;
+use tierpack_shm::message::{
+    ErrorCode, MAX_NAMESPACE_BYTES, NamespaceChange, NamespaceEntry, Refusal, SegmentId,
+};
+use tierpack_shm::page::NamespaceId;
+
+use super::access::{Access, Caller, check_mode};
+use super::namespace::Namespace;
+use super::{Outcome, Store};
+
+/// Namespaces of one daemon: each costs a directory segment.
+const MAX_NAMESPACES: usize = 4096;
+/// The namespace that belongs to the daemon's owner.
+const DEFAULT: &str = "default";
+
+impl Store {
+    /// A namespace to put into: made for the caller if it does not exist.
+    pub(super) fn namespace_for_put(&self, name: &str, caller: &Caller) -> Outcome<Arc<Namespace>> {
+        if let Some(found) = self.namespaces.read().get(name) {
+            return Ok(Arc::clone(found));
+        }
+        let mut access = Access::of(caller);
+        if name == DEFAULT {
+            (access.uid, access.gid) = (self.uid, self.gid);
+        }
+        self.make(name, access).map(|(namespace, _)| namespace)
+    }
+
+    /// Makes a namespace, unless another request was first; says whether it did.
+    fn make(&self, name: &str, access: Access) -> Outcome<(Arc<Namespace>, bool)> {
+        check_name(name)?;
+        if self.namespaces.read().len() >= MAX_NAMESPACES {
+            let text = format!("namespace {name:?} would be one more than the limit of {MAX_NAMESPACES}");
+            return Err(Refusal::new(ErrorCode::Limit, text));
+        }
+        let segment =
+            self.budgeted_segment(MIN_SEGMENT_BYTES).ok_or_else(|| self.full(MIN_SEGMENT_BYTES))??;
+        let mut namespaces = self.namespaces.write();
+        if let Some(found) = namespaces.get(name) {
+            self.budget.start_return(segment.len());
+            self.budget.end_return(segment.len(), segment.is_locked());
+            return Ok((Arc::clone(found), false));
+        }
+        // Relaxed: the number only has to be unique.
+        let number = self.next_namespace.fetch_add(1, Ordering::Relaxed);
+        let id = NamespaceId { instance: self.instance, namespace: number };
+        let made = Namespace::new(id, name.to_owned(), access, segment, self.next_serial());
+        let made = Arc::new(made);
+        namespaces.insert(name.to_owned(), Arc::clone(&made));
+        tracing::info!(namespace = name, uid = access.uid, "namespace made");
+        Ok((made, true))
+    }
+
+    pub(crate) fn create_namespace(
+        &self,
+        name: &str,
+        caller: &Caller,
+        change: &NamespaceChange,
+    ) -> Outcome<()> {
+        let mut access = Access::of(caller);
+        apply(&mut access, name, caller, change)?;
+        match self.make(name, access)? {
+            (_, true) => Ok(()),
+            (_, false) => Err(Refusal::new(ErrorCode::Exists, format!("namespace {name:?} exists"))),
+        }
+    }
+
+    pub(crate) fn change_namespace(
+        &self,
+        name: &str,
+        caller: &Caller,
+        change: &NamespaceChange,
+    ) -> Outcome<()> {
+        self.namespace(name)?.change_access(|access| {
+            access.check_owner(name, caller)?;
+            apply(access, name, caller, change)
+        })
+    }
+
+    pub(crate) fn remove_namespace(&self, name: &str, caller: &Caller, with_tensors: bool) -> Outcome<()> {
+        let mut namespaces = self.namespaces.write();
+        let missing = || Refusal::new(ErrorCode::NotFound, format!("namespace {name:?} does not exist"));
+        let namespace = Arc::clone(namespaces.get(name).ok_or_else(missing)?);
+        namespace.change_access(|access| access.check_owner(name, caller))?;
+        namespace.clear(with_tensors)?;
+        namespaces.remove(name);
+        self.removed.lock().push(namespace);
+        drop(namespaces);
+        tracing::info!(namespace = name, uid = caller.uid, "namespace removed");
+        self.reclaim();
+        self.trim(0);
+        Ok(())
+    }
+
+    /// Hands the namespaces that the caller may read to `take`, in order; says whether it took all.
+    pub(crate) fn list_namespaces(
+        &self,
+        caller: &Caller,
+        after: Option<&str>,
+        mut take: impl FnMut(NamespaceEntry) -> bool,
+    ) -> bool {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest: Vec<_> = {
+            let namespaces = self.namespaces.read();
+            namespaces
+                .range::<str, _>((start, Bound::Unbounded))
+                .map(|(_, found)| Arc::clone(found))
+                .collect()
+        };
+        rest.iter().filter(|found| found.is_readable(caller)).all(|found| take(found.entry()))
+    }
+
+    /// Gives back the memory of removed namespaces that nobody maps; says whether some are still mapped.
+    pub(super) fn bury(&self) -> bool {
+        let mut removed = self.removed.lock();
+        removed.retain(|namespace| {
+            if !namespace.is_abandoned() {
+                return true;
+            }
+            for (id, len, is_locked) in namespace.all_segments() {
+                let SegmentId { kind, index, .. } = id;
+                tracing::info!(
+                    namespace = namespace.name,
+                    kind = kind.name(),
+                    index,
+                    bytes = len,
+                    "segment freed"
+                );
+                self.budget.start_return(len);
+                self.budget.end_return(len, is_locked);
+            }
+            false
+        });
+        !removed.is_empty()
+    }
+}
+
+/// Applies a change, or refuses it as a whole.
+fn apply(access: &mut Access, name: &str, caller: &Caller, change: &NamespaceChange) -> Outcome<()> {
+    if !caller.is_operator && change.uid.is_some_and(|uid| uid != caller.uid) {
+        let text = format!("user {} may not give namespace {name:?} to another user", caller.uid);
+        return Err(Refusal::new(ErrorCode::Denied, text));
+    }
+    let foreign = |gid: &u32| *gid != caller.gid && !caller.groups.contains(gid);
+    if let Some(gid) = change.gid.filter(|gid| !caller.is_operator && foreign(gid)) {
+        let text =
+            format!("user {} is not in group {gid} and may not give namespace {name:?} to it", caller.uid);
+        return Err(Refusal::new(ErrorCode::Denied, text));
+    }
+    access.mode = change.mode.map_or(Ok(access.mode), check_mode)?;
+    access.uid = change.uid.unwrap_or(access.uid);
+    access.gid = change.gid.unwrap_or(access.gid);
+    access.quota_bytes = change.quota_bytes.unwrap_or(access.quota_bytes);
+    Ok(())
+}
+
+fn check_name(name: &str) -> Outcome<()> {
+    let fault = if name.is_empty() {
+        "it is empty".to_owned()
+    } else if name.len() > MAX_NAMESPACE_BYTES {
+        format!("it has {} bytes, the limit is {MAX_NAMESPACE_BYTES}", name.len())
+    } else if name.chars().any(char::is_control) {
+        "it holds a control character".to_owned()
+    } else {
+        return Ok(());
+    };
+    let shown: String = name.chars().take(40).collect();
+    Err(Refusal::new(ErrorCode::Invalid, format!("namespace name {shown:?} is refused: {fault}")))
+}
