@@ -3,32 +3,25 @@
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tierpack_shm::chunk::Chunk;
-use tierpack_shm::fork::ForkCookie;
 use tierpack_shm::message::{
     Blob, Entry, FileMetadata, MAX_FILE_METADATA_BYTES, MAX_NAME_BYTES, MAX_NAMESPACE_BYTES, Reply, Request,
 };
 use tierpack_shm::stats::Stats;
 use tierpack_shm::types::index;
 
-use crate::address;
-use crate::buffers::{Buffers, DEFAULT_KEPT_BYTES};
+use crate::builder::ClientBuilder;
 use crate::deadline::Deadline;
-use crate::error::{Error, ProtocolFault, Result, Subject};
+use crate::error::{Error, Result};
 use crate::handle::{Handle, Opened};
-use crate::session::{Answer, Session};
+use crate::protocol::{ProtocolFault, Subject};
+use crate::session::Answer;
 use crate::shared::Shared;
 use crate::stats_socket;
 use crate::tensor::Tensor;
-
-/// The namespace of a client that names none.
-pub const DEFAULT_NAMESPACE: &str = "default";
-/// How long a call waits for the daemon unless told otherwise.
-pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// A connection to a daemon, bound to one namespace; cheap to clone, for any number of threads.
 ///
@@ -40,72 +33,8 @@ pub struct Client {
     pub(crate) namespace: Arc<str>,
 }
 
-/// Settings of a [`Client`].
-#[derive(Clone, Debug)]
-pub struct ClientBuilder {
-    socket: Option<PathBuf>,
-    namespace: String,
-    deadline: Duration,
-    kept_buffer_bytes: u64,
-}
-
-impl ClientBuilder {
-    /// The daemon's control socket; else [`address::candidates`] are tried.
-    #[must_use]
-    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
-        self.socket = Some(path.into());
-        self
-    }
-
-    /// The namespace; else `default`.
-    #[must_use]
-    pub fn namespace(mut self, name: impl Into<String>) -> Self {
-        self.namespace = name.into();
-        self
-    }
-
-    /// How long one call, or one chunk of a put, may wait for the daemon: 30 seconds by default, at most 49 days.
-    #[must_use]
-    pub fn deadline(mut self, limit: Duration) -> Self {
-        self.deadline = limit;
-        self
-    }
-
-    /// Bytes of dropped tensors' buffers that are kept for the next ones: 1 GiB by default.
-    #[must_use]
-    pub fn kept_buffer_bytes(mut self, bytes: u64) -> Self {
-        self.kept_buffer_bytes = bytes;
-        self
-    }
-
-    /// Connects.
-    ///
-    /// # Errors
-    /// [`Error::NoDaemon`] when none is found, [`Error::Version`] when it is of another release.
-    pub fn connect(self) -> Result<Client> {
-        let namespace = check_namespace(&self.namespace)?;
-        let system = |source| Error::System { operation: "prepare to notice a fork", source };
-        let cookie = ForkCookie::current().map_err(system)?;
-        let deadline = Deadline::after(self.deadline);
-        let candidates = self.socket.map_or_else(address::candidates, |socket| vec![socket]);
-        let mut missed = Vec::new();
-        for socket in candidates {
-            match Session::connect(&socket, cookie, &deadline) {
-                Ok(session) => {
-                    let buffers = Buffers::new(self.kept_buffer_bytes, cookie);
-                    let shared = Shared::new(socket, session, cookie, self.deadline, buffers);
-                    return Ok(Client { shared: Arc::new(shared), namespace });
-                }
-                Err(Error::NoDaemon { tried }) => missed.extend(tried),
-                Err(error) => return Err(error),
-            }
-        }
-        Err(Error::NoDaemon { tried: missed })
-    }
-}
-
 impl Client {
-    /// Connects to the first daemon that [`address::candidates`] lead to, with namespace `default`.
+    /// Connects to the first daemon that [`crate::address::candidates`] lead to, with namespace `default`.
     ///
     /// # Errors
     /// As [`ClientBuilder::connect`].
@@ -116,12 +45,7 @@ impl Client {
     /// Settings to connect with.
     #[must_use]
     pub fn builder() -> ClientBuilder {
-        ClientBuilder {
-            socket: None,
-            namespace: DEFAULT_NAMESPACE.to_owned(),
-            deadline: DEFAULT_DEADLINE,
-            kept_buffer_bytes: DEFAULT_KEPT_BYTES,
-        }
+        ClientBuilder::new()
     }
 
     /// The same connection, bound to another namespace; it needs not exist yet.
@@ -303,7 +227,7 @@ fn read_descriptor(subject: &Subject<'_>, len: u64, descriptors: Vec<OwnedFd>) -
     Ok(bytes)
 }
 
-fn check_namespace(name: &str) -> Result<Arc<str>> {
+pub(crate) fn check_namespace(name: &str) -> Result<Arc<str>> {
     check_len("namespace's name", name, MAX_NAMESPACE_BYTES)?;
     Ok(Arc::from(name))
 }

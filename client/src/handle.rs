@@ -18,7 +18,8 @@ use tierpack_shm::types::{CodecId, Dtype};
 
 use crate::client::Client;
 use crate::deadline::Deadline;
-use crate::error::{Error, ProtocolFault, Result};
+use crate::error::{Error, Result};
+use crate::protocol::ProtocolFault;
 use crate::session::Session;
 
 /// Times that one call connects anew.

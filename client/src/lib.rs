@@ -34,10 +34,14 @@
 
 pub mod address;
 mod buffers;
+mod builder;
 mod client;
 mod deadline;
 mod error;
+#[cfg(test)]
+mod fake_daemon;
 mod handle;
+mod protocol;
 mod put;
 mod read;
 mod row_id;
@@ -45,12 +49,15 @@ mod session;
 mod shared;
 pub mod stats_socket;
 mod tensor;
+mod transfer;
 mod view;
 mod wire;
 
-pub use client::{Client, ClientBuilder, DEFAULT_DEADLINE, DEFAULT_NAMESPACE};
-pub use error::{Error, ProtocolFault, Result, Tried};
+pub use builder::{ClientBuilder, DEFAULT_DEADLINE, DEFAULT_NAMESPACE};
+pub use client::Client;
+pub use error::{Error, Result, Tried};
 pub use handle::Handle;
+pub use protocol::ProtocolFault;
 pub use put::PutOptions;
 pub use row_id::RowId;
 pub use tensor::{Element, Tensor};

@@ -31,7 +31,8 @@ use tierpack_shm::message::{ClientMessage, Refusal, Reply, Request, encode};
 use tierpack_shm::segment::SegmentKind;
 
 use crate::deadline::Deadline;
-use crate::error::{Error, ProtocolFault, Result, Subject, refused};
+use crate::error::{Error, Result};
+use crate::protocol::{ProtocolFault, Subject, refused};
 use crate::wire;
 
 /// A connection to a daemon.

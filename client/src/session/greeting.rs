@@ -17,7 +17,8 @@ use tierpack_shm::socket;
 
 use crate::address;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result, Subject, Tried, refused};
+use crate::error::{Error, Result, Tried};
+use crate::protocol::{Subject, refused};
 use crate::wire;
 
 const GREETING: Subject<'static> = Subject { operation: "greet the daemon", namespace: "", name: "" };

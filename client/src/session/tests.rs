@@ -1,99 +1,16 @@
-//! Sessions against a scripted peer: what a daemon must not do, and what it may do at a bad moment.
+//! Sessions against a scripted daemon.
 
-use std::path::PathBuf;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept, bind, listen, socket};
-use serde::de::DeserializeOwned;
-use tempfile::TempDir;
-use tierpack_shm::directory::Directory;
 use tierpack_shm::layout::LAYOUT_VERSION;
-use tierpack_shm::message::{
-    DaemonMessage, ErrorCode, Hello, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, SegmentId, decode,
-};
-use tierpack_shm::page::{ClientPage, NamespaceId};
+use tierpack_shm::message::{DaemonMessage, ErrorCode, Hello, HelloReply, PROTOCOL_VERSION};
 use tierpack_shm::segment::Segment;
-use tierpack_shm::socket::{recv, send};
+use tierpack_shm::socket::send;
 
 use super::*;
+use crate::fake_daemon::{HEADER, ID, Peer, data, serve, welcome};
 
-const ID: NamespaceId = NamespaceId { instance: 77, namespace: 3 };
-const HEADER: SegmentId = SegmentId { kind: SegmentKind::Directory, index: 0, serial: 1 };
 const SUBJECT: Subject<'static> = Subject { operation: "ask", namespace: "ns", name: "t" };
-
-/// The daemon's end of a connection.
-struct Peer(OwnedFd);
-
-impl Peer {
-    fn recv<T: DeserializeOwned>(&self) -> T {
-        let mut buf = vec![0; MAX_MESSAGE_BYTES];
-        let received = recv(&self.0, &mut buf).unwrap();
-        decode(&buf[..received.len]).unwrap()
-    }
-
-    fn request(&self) -> u64 {
-        match self.recv() {
-            ClientMessage::Request { id, .. } => id,
-            other @ ClientMessage::Unmapped { .. } => panic!("{other:?}"),
-        }
-    }
-
-    fn send(&self, message: &impl serde::Serialize, descriptors: &[BorrowedFd<'_>]) {
-        send(&self.0, &encode(message).unwrap(), descriptors).unwrap();
-    }
-
-    fn reply(&self, id: u64, result: core::result::Result<Reply, Refusal>) {
-        self.send(&DaemonMessage::Reply { id, result }, &[]);
-    }
-
-    fn welcome(&self) {
-        drop(self.recv::<Hello>());
-        self.send(&welcome(PROTOCOL_VERSION, LAYOUT_VERSION), &[]);
-    }
-
-    /// Answers an attach with a page and a directory.
-    fn attach(&self) -> Directory {
-        let id = self.request();
-        let directory = Directory::new(Segment::create(1 << 20).unwrap(), ID);
-        let (_page, page) = ClientPage::create(ID).unwrap();
-        let segment = directory.header_segment();
-        let reply = Reply::Attached { id: ID, header_len: segment.len(), header: HEADER };
-        let message = DaemonMessage::Reply { id, result: Ok(reply) };
-        self.send(&message, &[page.as_fd(), segment.as_fd()]);
-        directory
-    }
-
-    fn segments(&self, id: SegmentId, segment: &Segment) {
-        let segments = vec![(id, segment.len())];
-        self.send(&DaemonMessage::Segments { namespace: 3, segments }, &[segment.as_fd()]);
-    }
-
-    /// Waits until the client has hung up.
-    fn drain(self) {
-        let mut buf = vec![0; MAX_MESSAGE_BYTES];
-        while recv(&self.0, &mut buf).is_ok() {}
-    }
-}
-
-fn welcome(protocol: u16, layout: u16) -> HelloReply {
-    HelloReply::Welcome { protocol, layout, instance: 77, features: 0, software: "fake".to_owned() }
-}
-
-fn data(index: u32, serial: u64) -> SegmentId {
-    SegmentId { kind: SegmentKind::Data, index, serial }
-}
-
-/// Runs `script` as the daemon of the next connection.
-fn serve(script: impl FnOnce(Peer) + Send + 'static) -> (TempDir, PathBuf, JoinHandle<()>) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("control.sock");
-    let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    bind(fd.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
-    listen(&fd, Backlog::new(4).unwrap()).unwrap();
-    let daemon = std::thread::spawn(move || script(Peer(accept(&fd).unwrap())));
-    (dir, path, daemon)
-}
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(30))

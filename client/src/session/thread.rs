@@ -27,7 +27,7 @@ use tierpack_shm::types::index;
 
 use super::{Answer, End, Inner, Waiter};
 use crate::deadline::Deadline;
-use crate::error::ProtocolFault;
+use crate::protocol::ProtocolFault;
 use crate::wire;
 
 /// How long the daemon may take to read that a segment is unmapped.

@@ -61,7 +61,7 @@ fn put(client: &Client, name: &str, dtype: Dtype, shape: &[u64], options: &PutOp
     let entry = client.put_with(name, dtype, shape, &mut &bytes[..], options).unwrap();
     assert_eq!((&*entry.name, entry.dtype, &*entry.shape), (name, dtype, shape));
     assert_eq!((entry.raw_bytes, entry.revision), (bits / 8, 0));
-    assert!(entry.stored_bytes >= entry.raw_bytes && entry.stored_bytes % 64 == 0);
+    assert!(entry.stored_bytes >= entry.raw_bytes && entry.stored_bytes.is_multiple_of(64));
     bytes
 }
 

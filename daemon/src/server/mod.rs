@@ -152,7 +152,7 @@ impl Server {
         let mut numbers = Vec::with_capacity(self.sessions.len());
         for (_, session) in &self.sessions {
             let mut wanted = PollFlags::empty();
-            wanted.set(PollFlags::POLLIN, session.state != State::Ended);
+            wanted.set(PollFlags::POLLIN, session.is_heard());
             wanted.set(PollFlags::POLLOUT, session.is_waiting());
             fds.push(PollFd::new(session.as_fd(), wanted));
             numbers.push(session.number);
@@ -184,7 +184,7 @@ impl Server {
         if flags.contains(PollFlags::POLLOUT) {
             self.sessions[key].flush();
         }
-        if flags.contains(PollFlags::POLLIN) && self.sessions[key].state != State::Ended {
+        if flags.contains(PollFlags::POLLIN) && self.sessions[key].is_heard() {
             for _ in 0..MESSAGES_PER_TURN {
                 let received = recv(&self.sessions[key], &mut self.message);
                 match received {
@@ -197,7 +197,7 @@ impl Server {
                     Err(tierpack_shm::error::Error::Closed) => return self.drop_session(number),
                     Err(error) => return self.end_session(key, &chain(&error)),
                 }
-                if self.sessions[key].state == State::Ended {
+                if !self.sessions[key].is_heard() {
                     return;
                 }
             }
@@ -327,7 +327,9 @@ impl Server {
         let deadline = Instant::now() + Duration::from_millis(u64::from(deadline_ms));
         let caller = Arc::clone(&self.sessions[key].caller);
         let job = Job { session, caller, id, deadline, request, descriptors };
-        if !self.workers.as_ref().is_some_and(|workers| workers.submit(job)) {
+        if self.workers.as_ref().is_some_and(|workers| workers.submit(job)) {
+            self.sessions[key].in_flight += 1;
+        } else {
             self.board.request(false);
             let result =
                 Err(Refusal::new(ErrorCode::Busy, "the daemon's queue of requests is full: try again"));
@@ -370,9 +372,16 @@ impl Server {
                 Event::Done { session, id, result, descriptors } => {
                     self.board.request(result.is_ok());
                     self.held = true;
-                    if let Some(&key) = self.keys.get(&session) {
+                    let key = self.keys.get(&session).copied();
+                    if let Some(key) = key {
+                        self.sessions[key].in_flight -= 1;
+                    }
+                    if let Some(key) = key.filter(|&key| self.sessions[key].state != State::Ended) {
                         let passed = descriptors.into_iter().map(Passed::Owned).collect();
                         self.sessions[key].send(&DaemonMessage::Reply { id, result }, passed);
+                    } else {
+                        // The put that a worker has just begun is nobody's: its session ended before that.
+                        self.transfers.abort_session(&self.store, session);
                     }
                 }
                 Event::Announce { namespace, id, segment } => {

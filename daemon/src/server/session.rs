@@ -23,6 +23,10 @@ pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 const READ_DEADLINE: Duration = Duration::from_secs(10);
 /// Messages that may wait for a slow peer.
 const MAX_WAITING: usize = 4096;
+/// Bytes that wait for a peer from which on none of its messages is read.
+const CLOGGED_BYTES: usize = 256 << 10;
+/// Requests of one session that workers have; more stay in its socket, so that others find room in the queue.
+const MAX_IN_FLIGHT: usize = 32;
 
 /// Where a session stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +79,11 @@ pub(crate) struct Session {
     pub(crate) attached: BTreeMap<u32, Attached>,
     /// Whether the rest of the daemon knows that this session has ended.
     pub(crate) settled: bool,
+    /// Requests that workers have.
+    pub(crate) in_flight: usize,
     fd: OwnedFd,
     waiting: VecDeque<Outgoing>,
+    waiting_bytes: usize,
     stuck_since: Option<Instant>,
 }
 
@@ -89,8 +96,10 @@ impl Session {
             state: State::Greeting(Instant::now() + HELLO_DEADLINE),
             attached: BTreeMap::new(),
             settled: false,
+            in_flight: 0,
             fd,
             waiting: VecDeque::new(),
+            waiting_bytes: 0,
             stuck_since: None,
         }
     }
@@ -112,6 +121,7 @@ impl Session {
         if self.state == State::Ended {
             return;
         }
+        self.waiting_bytes += bytes.len();
         self.waiting.push_back(Outgoing { bytes, descriptors });
         self.flush();
         if self.waiting.len() > MAX_WAITING {
@@ -142,6 +152,7 @@ impl Session {
             match send(&self.fd, &next.bytes, &descriptors) {
                 Ok(()) => {
                     self.stuck_since = None;
+                    self.waiting_bytes -= next.bytes.len();
                     self.waiting.pop_front();
                 }
                 Err(ShmError::WouldBlock) => {
@@ -149,7 +160,7 @@ impl Session {
                     return;
                 }
                 // The poll loop will hear of it from the kernel.
-                Err(ShmError::Closed) => return self.waiting.clear(),
+                Err(ShmError::Closed) => return self.forget_waiting(),
                 Err(error) => {
                     tracing::warn!(
                         session = self.number,
@@ -166,7 +177,7 @@ impl Session {
     pub(crate) fn end(&mut self) {
         if self.state != State::Ended {
             self.state = State::Ended;
-            self.waiting.clear();
+            self.forget_waiting();
             // Only the sending side: with both shut the kernel could no longer tell us that the peer has closed.
             let _ = shutdown(std::os::fd::AsRawFd::as_raw_fd(&self.fd), Side::Write).is_ok();
         }
@@ -179,6 +190,16 @@ impl Session {
             State::Open => self.stuck_since.is_some_and(|since| now.duration_since(since) > READ_DEADLINE),
             State::Ended => false,
         }
+    }
+
+    fn forget_waiting(&mut self) {
+        self.waiting.clear();
+        self.waiting_bytes = 0;
+    }
+
+    /// Whether its messages are read now: not while it has plenty under way, or does not read what it asked for.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.state != State::Ended && self.in_flight < MAX_IN_FLIGHT && self.waiting_bytes < CLOGGED_BYTES
     }
 
     /// Whether messages wait for the socket.

@@ -129,17 +129,20 @@ impl Store {
                 return Ok(());
             }
             if let Some(segment) = self.grown_segment(namespace, kind, needed) {
-                let (id, segment) = namespace.add_segment(kind, segment?, self.next_serial())?;
+                let segment = segment?;
+                let len = segment.len();
+                let announce = |id, segment| {
+                    self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment });
+                };
+                let id = namespace.add_segment(kind, segment, self.next_serial(), announce)?;
                 drop(growing);
-                let (segment_idx, len) = (id.index, segment.len());
                 tracing::info!(
                     namespace = namespace.name,
                     kind = kind.name(),
-                    segment_idx,
+                    segment_idx = id.index,
                     bytes = len,
                     "segment added"
                 );
-                self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment });
                 return Ok(());
             }
             drop(growing);
@@ -236,11 +239,11 @@ impl Store {
     pub(crate) fn trim(&self, keep: usize) -> bool {
         let mut any = false;
         for namespace in self.all_namespaces() {
-            for (id, segment) in namespace.take_free_segments(keep) {
+            namespace.take_free_segments(keep, |id, segment| {
                 any = true;
                 self.budget.start_return(segment.len());
                 self.events.send(Event::Retire { namespace: namespace.id.namespace, id, segment });
-            }
+            });
         }
         any
     }

@@ -139,12 +139,14 @@ impl Namespace {
         }
     }
 
+    /// Adds a segment, and tells of it by `announce` before anybody can take it out again.
     pub(super) fn add_segment(
         &self,
         kind: SegmentKind,
         segment: Segment,
         serial: u64,
-    ) -> Outcome<(SegmentId, Arc<Segment>)> {
+        announce: impl FnOnce(SegmentId, Arc<Segment>),
+    ) -> Outcome<SegmentId> {
         let (mut inner, segment) = (self.inner.lock(), Arc::new(segment));
         let pool = inner.pool_mut(kind);
         let Some(segment_idx) = pool.next_index() else {
@@ -155,13 +157,16 @@ impl Namespace {
         pool.add(segment_idx, Arc::clone(&segment), 0);
         let index = u32::try_from(segment_idx).expect("at most MAX_SEGMENTS");
         inner.serials.insert((kind, index), serial);
-        Ok((SegmentId { kind, index, serial }, segment))
+        let id = SegmentId { kind, index, serial };
+        // Under the lock: else another thread could tell of its end before this one tells of its start.
+        announce(id, segment);
+        Ok(id)
     }
 
-    /// Takes out data segments in which nothing is used, the first `keep` of them aside.
-    pub(super) fn take_free_segments(&self, keep: usize) -> Vec<(SegmentId, Arc<Segment>)> {
+    /// Takes out data segments in which nothing is used, the first `keep` of them aside, and tells of each by
+    /// `retire` in the order of all that is told of this namespace.
+    pub(super) fn take_free_segments(&self, keep: usize, mut retire: impl FnMut(SegmentId, Arc<Segment>)) {
         let mut inner = self.inner.lock();
-        let mut taken = Vec::new();
         for (kind, keep) in [(SegmentKind::Data, keep), (SegmentKind::Directory, 0)] {
             for segment_idx in inner.pool_mut(kind).free_segments().into_iter().skip(keep) {
                 let index = u32::try_from(segment_idx).expect("at most MAX_SEGMENTS");
@@ -171,10 +176,11 @@ impl Namespace {
                 }
                 let segment = inner.pool_mut(kind).take_if_free(segment_idx);
                 let serial = inner.serials.remove(&(kind, index)).unwrap_or_default();
-                taken.extend(segment.map(|segment| (SegmentId { kind, index, serial }, segment)));
+                if let Some(segment) = segment {
+                    retire(SegmentId { kind, index, serial }, segment);
+                }
             }
         }
-        taken
     }
 
     pub(super) fn vacate(&self, id: SegmentId) {

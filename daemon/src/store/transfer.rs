@@ -88,6 +88,18 @@ struct Table {
     last_number: u32,
 }
 
+impl Table {
+    /// The transfer with this id and its key, if it is one of this session.
+    fn find(&self, id: u64, session: u64) -> Outcome<(usize, &Arc<Transfer>)> {
+        let key = index(id & 0xFFFF_FFFF);
+        let found = self.slab.get(key).filter(|(number, _)| u64::from(*number) == id >> 32);
+        let owned = found.map(|(_, transfer)| (key, transfer)).filter(|(_, found)| found.session == session);
+        owned.ok_or_else(|| {
+            invalid(format!("put {id} of this session does not exist: it ended, or idled too long"))
+        })
+    }
+}
+
 /// The puts under way, by the ids that clients use.
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
@@ -112,19 +124,13 @@ impl Transfers {
 
     /// The transfer, if it is one of this session.
     fn get(&self, id: u64, session: u64) -> Outcome<Arc<Transfer>> {
-        let table = self.table.lock();
-        let found =
-            table.slab.get(index(id & 0xFFFF_FFFF)).filter(|(number, _)| u64::from(*number) == id >> 32);
-        let owned = found.filter(|(_, transfer)| transfer.session == session);
-        let text =
-            || invalid(format!("put {id} of this session does not exist: it ended, or idled too long"));
-        owned.map(|(_, transfer)| Arc::clone(transfer)).ok_or_else(text)
+        self.table.lock().find(id, session).map(|(_, transfer)| Arc::clone(transfer))
     }
 
     fn take(&self, id: u64, session: u64) -> Outcome<Arc<Transfer>> {
-        let transfer = self.get(id, session)?;
-        self.table.lock().slab.try_remove(index(id & 0xFFFF_FFFF));
-        Ok(transfer)
+        let mut table = self.table.lock();
+        let key = table.find(id, session)?.0;
+        Ok(table.slab.remove(key).1)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -199,11 +205,11 @@ impl Transfers {
             file_metadata,
             progress: Mutex::new(progress),
         };
-        let transfer = Arc::new(transfer);
-        let id = self.insert(Arc::clone(&transfer))?;
-        transfer.namespace.count_put(true);
+        // Before it is in the table, from where it may be aborted at any moment.
         store.budget.reserve(reserved_bytes);
-        Ok(id)
+        transfer.namespace.count_put(true);
+        let transfer = Arc::new(transfer);
+        self.insert(Arc::clone(&transfer)).inspect_err(|_| drop(transfer.end(store)))
     }
 
     pub(crate) fn chunk(
@@ -289,10 +295,12 @@ impl Transfer {
 
     fn fill(&self, store: &Store, block_idx: u64, fresh: Fresh) -> Outcome<()> {
         let mut progress = self.progress.lock();
-        let taken = progress.blocks[index(block_idx)].is_some();
+        // A put that ended has no blocks any more.
+        let taken = progress.blocks.get(index(block_idx)).is_some_and(Option::is_some);
         if progress.ended || taken {
             drop(progress);
             self.namespace.free([fresh.freeze()]);
+            store.freed.store(true, std::sync::atomic::Ordering::Relaxed);
             let fault = if taken { "came twice" } else { "came after the put ended" };
             return Err(invalid(format!("block {block_idx} of tensor {:?} {fault}", self.name)));
         }

@@ -48,7 +48,7 @@ impl FileTensor {
     /// Gives the tensor another name than the file does.
     ///
     /// # Errors
-    /// The name is empty or too long.
+    /// The name is too long.
     pub(crate) fn rename(&mut self, name: String) -> Result<()> {
         check_limits(&name, self.shape.len())?;
         self.name = name;
@@ -62,7 +62,6 @@ impl FileTensor {
 /// A name or a rank beyond the limit.
 fn check_limits(name: &str, rank: usize) -> Result<()> {
     let (len, shown) = (name.len(), escape::quoted(name));
-    ensure!(len > 0, "a tensor has an empty name: rename it");
     ensure!(
         len <= MAX_NAME_BYTES,
         "tensor {shown}: a name of {len} bytes is above the limit of {MAX_NAME_BYTES}"

@@ -150,7 +150,7 @@ fn refuses_names_and_ranks_beyond_the_limits() {
     let text = refusal(&file(&name(&"x".repeat(65_536)), 0));
     assert!(text.contains("a name of 65536 bytes is above the limit of 4096"), "{text}");
     assert!(read_bytes(&file(&name(&"x".repeat(4096)), 0)).is_ok());
-    assert!(refusal(&file(&name(""), 0)).contains("empty name"));
+    assert_eq!(read_bytes(&file(&name(""), 0)).unwrap().tensors[0].name, "");
     assert_eq!(read_bytes(&file(&name("../\\u0000\\n"), 0)).unwrap().tensors[0].name, "../\0\n");
     let rank = format!(r#"{{"a":{{"dtype":"U8","shape":[{}0],"data_offsets":[0,0]}}}}"#, "1,".repeat(64));
     assert!(refusal(&file(&rank, 0)).contains("65 dimensions are above the limit of 64"));

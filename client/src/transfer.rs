@@ -1,0 +1,237 @@
+//! A put under way: begin, chunks of whole blocks, commit.
+//!
+//! A chunk is read from the source straight into a memory file of its own, which is sealed before it is sent; while the
+//! daemon works on one chunk, the next is read.
+//! A transfer that is dropped before its commit takes the put back.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tierpack_kernels::geometry::Geometry;
+use tierpack_shm::chunk::ChunkWriter;
+use tierpack_shm::message::{
+    Blob, Entry, MAX_CHUNK_BYTES, MAX_FILE_METADATA_BYTES, MAX_INLINE_BYTES, PutBegin, Reply, Request,
+};
+use tierpack_shm::types::{Dtype, index};
+
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::protocol::{ProtocolFault, Subject};
+use crate::put::PutOptions;
+use crate::session::{Answer, Pending, Session};
+
+const OPERATION: &str = "put a tensor";
+/// Pauses before a chunk is offered again to a daemon that was busy: doubled from the first to the last.
+const BUSY_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
+
+/// A put that has begun; dropping it before the commit takes it back.
+#[derive(Debug)]
+pub(crate) struct Transfer<'a> {
+    client: &'a Client,
+    session: Arc<Session>,
+    subject: Subject<'a>,
+    id: u64,
+    in_flight: Option<InFlight>,
+    is_open: bool,
+}
+
+/// A chunk that the daemon has not answered yet.
+#[derive(Debug)]
+struct InFlight {
+    pending: Pending,
+    first_block: u64,
+    chunk: Chunk,
+}
+
+/// Bytes on their way: in the message, or in a sealed memory file.
+#[derive(Debug)]
+struct Chunk {
+    blob: Blob,
+    descriptor: Option<OwnedFd>,
+}
+
+impl Chunk {
+    /// Makes a chunk of `len` bytes, which `fill` writes.
+    fn new(len: u64, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Self> {
+        if len <= MAX_INLINE_BYTES as u64 {
+            let mut bytes = vec![0; index(len)];
+            fill(&mut bytes)?;
+            return Ok(Self { blob: Blob::Inline(bytes), descriptor: None });
+        }
+        let system = |source| Error::System { operation: "make a chunk of a put", source };
+        let mut writer = ChunkWriter::new(len).map_err(system)?;
+        fill(writer.as_mut_bytes())?;
+        Ok(Self { blob: Blob::Descriptor { len }, descriptor: Some(writer.seal().map_err(system)?) })
+    }
+}
+
+impl<'a> Transfer<'a> {
+    pub(crate) fn begin(
+        client: &'a Client,
+        name: &'a str,
+        dtype: Dtype,
+        shape: &[u64],
+        options: &PutOptions,
+    ) -> Result<Self> {
+        let subject = client.subject(OPERATION, name);
+        let metadata = metadata_chunk(&options.file_metadata)?;
+        let begin = PutBegin {
+            namespace: client.namespace.to_string(),
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            access: options.access,
+            row_elems: options.row_elems,
+            overwrite: options.overwrite,
+            file_metadata: metadata.as_ref().map(|chunk| chunk.blob.clone()),
+        };
+        let descriptor = metadata.as_ref().and_then(|chunk| chunk.descriptor.as_ref()).map(AsFd::as_fd);
+        let deadline = client.shared.deadline();
+        // May be repeated: what a session that hangs up has begun is gone.
+        client.shared.with_session(&deadline, |session| {
+            let request = Request::PutBegin(begin.clone());
+            match session.send(&subject, request, descriptor, &deadline)?.wait(&subject)? {
+                Answer::Reply(Reply::Transfer { transfer: id }, _) => {
+                    let session = Arc::clone(session);
+                    Ok(Self { client, session, subject, id, in_flight: None, is_open: true })
+                }
+                _ => Err(subject.fault(ProtocolFault::Reply)),
+            }
+        })
+    }
+
+    pub(crate) fn send_blocks(&mut self, geometry: &Geometry, reader: &mut dyn Read) -> Result<()> {
+        let (mut first_block, mut got) = (0, 0);
+        while first_block < geometry.n_blocks() {
+            let (end_block, len) = chunk_at(geometry, first_block);
+            let chunk = Chunk::new(len, |buf| fill(reader, buf, &mut got, geometry.raw_bytes()))?;
+            self.finish_chunk()?;
+            let pending = self.send_chunk(first_block, &chunk)?;
+            self.in_flight = Some(InFlight { pending, first_block, chunk });
+            first_block = end_block;
+        }
+        self.finish_chunk()
+    }
+
+    fn send_chunk(&self, first_block: u64, chunk: &Chunk) -> Result<Pending> {
+        let request = Request::PutChunk { transfer: self.id, first_block, data: chunk.blob.clone() };
+        self.send(request, chunk.descriptor.as_ref())
+    }
+
+    fn send(&self, request: Request, descriptor: Option<&OwnedFd>) -> Result<Pending> {
+        let deadline = self.client.shared.deadline();
+        self.session.send(&self.subject, request, descriptor.map(AsFd::as_fd), &deadline)
+    }
+
+    /// Waits until the daemon has taken the chunk that is on its way, and offers it again while it is busy.
+    fn finish_chunk(&mut self) -> Result<()> {
+        let Some(InFlight { pending, first_block, chunk }) = self.in_flight.take() else { return Ok(()) };
+        let mut first = Some(pending);
+        let answer = self.while_busy(|this| match first.take() {
+            Some(pending) => Ok(pending),
+            None => this.send_chunk(first_block, &chunk),
+        })?;
+        match answer {
+            Reply::Done => Ok(()),
+            _ => Err(self.subject.fault(ProtocolFault::Reply)),
+        }
+    }
+
+    /// Sends and waits, again and again while the daemon is busy, until the deadline.
+    fn while_busy(&self, mut send: impl FnMut(&Self) -> Result<Pending>) -> Result<Reply> {
+        let deadline = self.client.shared.deadline();
+        let (mut pause, longest) = BUSY_PAUSES;
+        loop {
+            match send(self)?.wait(&self.subject) {
+                Ok(Answer::Reply(reply, _)) => return Ok(reply),
+                Ok(Answer::Attached(_)) => return Err(self.subject.fault(ProtocolFault::Reply)),
+                Err(Error::Busy { .. }) if !deadline.left().is_zero() => {
+                    std::thread::sleep(pause.min(deadline.left()));
+                    pause = (pause * 2).min(longest);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) fn commit(mut self) -> Result<Entry> {
+        let reply = self.while_busy(|this| this.send(Request::PutCommit { transfer: this.id }, None))?;
+        match reply {
+            Reply::Committed(entry) => {
+                self.is_open = false;
+                Ok(entry)
+            }
+            _ => Err(self.subject.fault(ProtocolFault::Reply)),
+        }
+    }
+}
+
+impl Drop for Transfer<'_> {
+    fn drop(&mut self) {
+        if !self.is_open || !self.client.shared.is_here() {
+            return;
+        }
+        // The error that ended the put is what the caller hears of; if the daemon is gone, so is the transfer.
+        if let Some(InFlight { pending, .. }) = self.in_flight.take() {
+            let _ = pending.wait(&self.subject).is_ok();
+        }
+        let _ = self.while_busy(|this| this.send(Request::PutAbort { transfer: this.id }, None)).is_ok();
+    }
+}
+
+/// The end and the bytes of the chunk that begins at block `first`: as many whole blocks as fit.
+fn chunk_at(geometry: &Geometry, first: u64) -> (u64, u64) {
+    let mut len = 0;
+    for block_idx in first..geometry.n_blocks() {
+        let raw_bytes = geometry.block(block_idx).raw_bytes;
+        if len + raw_bytes > MAX_CHUNK_BYTES {
+            return (block_idx, len);
+        }
+        len += raw_bytes;
+    }
+    (geometry.n_blocks(), len)
+}
+
+/// Reads until `buf` is full; `got` counts what has come of `needed` in the whole put.
+fn fill(reader: &mut dyn Read, buf: &mut [u8], got: &mut u64, needed: u64) -> Result<()> {
+    let mut rest = buf;
+    while !rest.is_empty() {
+        match reader.read(rest) {
+            Ok(0) => {
+                let source = io::Error::from(ErrorKind::UnexpectedEof);
+                return Err(Error::Source { got: *got, needed, source });
+            }
+            Ok(n) => {
+                // A reader that claims more than there was room for is taken to have filled it.
+                let n = n.min(rest.len());
+                *got += n as u64;
+                rest = &mut rest[n..];
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(source) => return Err(Error::Source { got: *got, needed, source }),
+        }
+    }
+    Ok(())
+}
+
+fn metadata_chunk(metadata: &BTreeMap<String, String>) -> Result<Option<Chunk>> {
+    if metadata.is_empty() {
+        return Ok(None);
+    }
+    let json = serde_json::to_vec(metadata).expect("a map of strings is a JSON object");
+    let (len, limit) = (json.len() as u64, MAX_FILE_METADATA_BYTES);
+    if len > limit {
+        return Err(Error::FileMetadataTooLong { len, limit });
+    }
+    let fill = |buf: &mut [u8]| {
+        buf.copy_from_slice(&json);
+        Ok(())
+    };
+    Chunk::new(len, fill).map(Some)
+}
+
+#[cfg(test)]
+mod tests;
