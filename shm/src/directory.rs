@@ -16,6 +16,9 @@ use crate::segment::Segment;
 use crate::sync::{AtomicU64, Ordering};
 use crate::types::{BlockWord, Extent, SlotIdx, UNIT_BYTES};
 
+#[expect(clippy::cast_possible_truncation, reason = "a small constant of the layout")]
+const SLOTS_PER_SLAB: u32 = slot::PER_SLAB as u32;
+
 /// A slot of the directory, taken or free; whoever holds one owns it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slot {
@@ -121,12 +124,19 @@ impl Directory {
     /// Takes a free slot; `None` when there is no room for another slab.
     pub fn take_slot(&mut self) -> Option<Slot> {
         if self.free_slots.is_empty() {
-            let slab = self.pool.allocate(slot::PER_SLAB * slot::BYTES)?.freeze();
-            for n in (0..slot::PER_SLAB).rev() {
-                let idx = SlotIdx::new(self.slots_made.checked_add(u32::try_from(n).ok()?)?)?;
-                self.free_slots.push(Slot { idx, address: slab.offset() + n * (slot::BYTES / UNIT_BYTES) });
+            // Near the end of the indexes a slab has fewer slots.
+            let first = self.slots_made;
+            let fresh: Vec<_> =
+                (0..SLOTS_PER_SLAB).map_while(|n| SlotIdx::new(first.checked_add(n)?)).collect();
+            if fresh.is_empty() {
+                return None;
             }
-            self.slots_made += u32::try_from(slot::PER_SLAB).ok()?;
+            let slab = self.pool.allocate(slot::PER_SLAB * slot::BYTES)?.freeze();
+            for (n, idx) in fresh.into_iter().enumerate().rev() {
+                let address = slab.offset() + n as u64 * (slot::BYTES / UNIT_BYTES);
+                self.free_slots.push(Slot { idx, address });
+            }
+            self.slots_made = first.saturating_add(SLOTS_PER_SLAB);
         }
         self.free_slots.pop()
     }

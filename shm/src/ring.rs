@@ -27,7 +27,7 @@ pub struct Rules {
 
 impl Rules {
     pub const SPEC: Self =
-        Self { entry_store: Ordering::Release, second_look: true, look_load: Ordering::Relaxed, slack: 0 };
+        Self { entry_store: Ordering::Release, second_look: true, look_load: Ordering::Acquire, slack: 0 };
 }
 
 /// A block whose word changed.
@@ -123,6 +123,7 @@ impl<'a> Ring<'a> {
             position = position.wrapping_add(1);
         }
         fence_acquire();
+        // Acquire: pairs with the Release in `push`; words that a lapped drainer fetches are no older than its tail.
         let again = if rules.second_look { self.head.load(rules.look_load) } else { head };
         if again.wrapping_sub(tail) >= capacity { Drained::Lapped(again) } else { Drained::UpTo(head) }
     }

@@ -85,7 +85,7 @@ fn readers_see_whole_stores_while_their_leases_alternate() {
 
 #[test]
 fn two_readers_see_whole_stores() {
-    // Exhaustive, this takes 7.3 million executions and holds too.
+    // In full this is millions of executions, for minutes.
     holds_within("one store, two readers", Some(3), || two_readers(Rules::SPEC));
 }
 

@@ -52,7 +52,7 @@ fn read_until(shared: &Shared, rules: &Rules, last: DiesAfter) {
     }
 }
 
-/// A client reads and dies, beside one that stays, while the daemon stores the block and overwrites what it retired.
+/// A client reads and dies while the daemon stores the block and overwrites what it retired.
 fn die_while_reading(rules: Rules, last: DiesAfter, leaves: PageLeaves) {
     let daemon = Arc::new(World { shared: Shared::new(), hung_up: AtomicU64::new(0) });
     let client = Arc::clone(&daemon);

@@ -72,7 +72,7 @@ impl<const CAPACITY: usize> Memory<CAPACITY> {
 enum AfterLap {
     /// Takes its tail from the head: what was pushed before that is seen from then on.
     LooksAtTheHead,
-    /// Goes on from the tail that the second look gave, which is not ordered before the words.
+    /// Goes on from the tail that the second look gave: only right because that look is an Acquire.
     TakesTheTailAsItIs,
 }
 
@@ -139,6 +139,13 @@ fn a_drain_without_a_second_look_is_found() {
 #[test]
 fn a_relaxed_store_of_an_entry_is_found() {
     mutant_breaks("relaxed entry", Rules { entry_store: Ordering::Relaxed, ..Rules::SPEC });
+}
+
+#[test]
+fn fetching_words_right_after_the_second_look_misses_nothing() {
+    holds("words fetched after the second look", || {
+        drain_beside_pushes::<2>(Rules::SPEC, AfterLap::TakesTheTailAsItIs, ONE_BEFORE);
+    });
 }
 
 #[test]
