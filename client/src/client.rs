@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use tierpack_shm::chunk::Chunk;
 use tierpack_shm::message::{
-    Blob, Entry, FileMetadata, MAX_FILE_METADATA_BYTES, MAX_NAME_BYTES, MAX_NAMESPACE_BYTES, Reply, Request,
+    Blob, Damage, Entry, FileMetadata, MAX_FILE_METADATA_BYTES, MAX_NAME_BYTES, MAX_NAMESPACE_BYTES, Reply,
+    Request,
 };
 use tierpack_shm::stats::Stats;
 use tierpack_shm::types::index;
@@ -145,6 +146,43 @@ impl Client {
         }
     }
 
+    /// Checks every block of a tensor: stored bytes against their checksums, decoded bytes against the hash taken at
+    /// the put.
+    ///
+    /// `progress` hears of (blocks checked, blocks in all) as they go by.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] for the first block that is not what was put; [`Error::NotFound`].
+    pub fn verify(&self, name: &str, mut progress: impl FnMut(u64, u64)) -> Result<u64> {
+        check_name(name)?;
+        let subject = self.subject("verify a tensor", name);
+        let (mut first_block, mut verified) = (0, 0);
+        loop {
+            let deadline = self.shared.deadline();
+            let (namespace, name) = (self.namespace.to_string(), name.to_owned());
+            let request = Request::Verify { namespace: namespace.clone(), name: name.clone(), first_block };
+            let reply = self
+                .shared
+                .with_session(&deadline, |session| session.request(&subject, request.clone(), &deadline))?;
+            let Reply::Verified { n_blocks, next_block, raw_bytes, damage } = reply else {
+                return Err(subject.fault(ProtocolFault::Reply));
+            };
+            if let Some(Damage { block_idx, fault }) = damage {
+                return Err(Error::Damaged { namespace, name, block_idx, fault });
+            }
+            verified += raw_bytes;
+            progress(next_block, n_blocks);
+            if next_block >= n_blocks {
+                return Ok(verified);
+            }
+            // A reply that does not go on would make this loop endless.
+            if next_block <= first_block {
+                return Err(subject.fault(ProtocolFault::Reply));
+            }
+            first_block = next_block;
+        }
+    }
+
     /// The metadata of the file that a tensor came from: what a safetensors header calls `__metadata__`.
     ///
     /// # Errors
@@ -188,14 +226,21 @@ impl Client {
     pub(crate) fn open_slot(&self, name: &str, deadline: &Deadline) -> Result<Opened> {
         let subject = self.subject("open a tensor", name);
         self.shared.with_session(deadline, |session| {
-            let attachment = session.attach(&subject, deadline)?;
-            let (namespace, name) = (self.namespace.to_string(), name.to_owned());
-            match session.request(&subject, Request::Open { namespace, name }, deadline)? {
-                Reply::Opened { entry, row_elems, slot } => {
-                    Opened::new(entry, row_elems, slot, attachment, Arc::clone(session))
-                        .map_err(|fault| subject.fault(fault))
+            loop {
+                let request = Request::Open { namespace: self.namespace.to_string(), name: name.to_owned() };
+                let reply = session.request(&subject, request, deadline)?;
+                let Reply::Opened { namespace, entry, row_elems, slot } = reply else {
+                    return Err(subject.fault(ProtocolFault::Reply));
+                };
+                let attachment = session.attach(&subject, namespace, deadline)?;
+                // Else the namespace was removed and made again between the two replies.
+                if attachment.id().namespace == namespace {
+                    return Opened::new(entry, row_elems, slot, attachment, Arc::clone(session))
+                        .map_err(|fault| subject.fault(fault));
                 }
-                _ => Err(subject.fault(ProtocolFault::Reply)),
+                if deadline.left().is_zero() {
+                    return Err(deadline.passed(subject.operation));
+                }
             }
         })
     }

@@ -168,6 +168,28 @@ pub enum Error {
         /// What the daemon says.
         text: String,
     },
+    /// A stored block is not what was put.
+    #[error(
+        "tensor {name:?} in namespace {namespace:?} is damaged in block {block_idx}: {fault}; put it again"
+    )]
+    Damaged {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The block.
+        block_idx: u64,
+        /// What is wrong with it.
+        fault: String,
+    },
+    /// The namespace's quota has no room.
+    #[error("{operation}: {text}")]
+    Quota {
+        /// What was asked.
+        operation: &'static str,
+        /// What the daemon says, with the numbers.
+        text: String,
+    },
     /// Too many sessions, transfers, namespaces or tensors.
     #[error("{operation}: {text}")]
     Limit {

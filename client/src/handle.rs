@@ -6,9 +6,10 @@
 //! No guard is held while waiting: the daemon may be waiting for it.
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
+use tierpack_kernels::Coder;
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard, SlotRef};
 use tierpack_shm::layout::{MAX_SEGMENTS, page};
@@ -50,6 +51,8 @@ pub(crate) struct Opened {
     pub(crate) geometry: Geometry,
     pub(crate) codec: CodecId,
     pub(crate) slot: SlotRef,
+    /// Made at the first read of an encoded block: a publication has one generation of metadata.
+    pub(crate) coder: OnceLock<Coder>,
     shape: Vec<u64>,
     attachment: Arc<Attachment>,
     /// Its end is the end of every lease in its client pages, so it outlives the guards.
@@ -90,7 +93,7 @@ impl Opened {
         if geometry.raw_bytes() != found {
             return Err(ProtocolFault::Entry { found, needed: geometry.raw_bytes() });
         }
-        Ok(Self { geometry, codec: entry.codec, slot, shape, attachment, session })
+        Ok(Self { geometry, codec: entry.codec, slot, coder: OnceLock::new(), shape, attachment, session })
     }
 
     /// Leave to read the tensor.

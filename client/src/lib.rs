@@ -37,10 +37,12 @@ mod buffers;
 mod builder;
 mod client;
 mod deadline;
+mod decode;
 mod error;
 #[cfg(test)]
 mod fake_daemon;
 mod handle;
+mod namespaces;
 mod protocol;
 mod put;
 mod read;
@@ -57,15 +59,16 @@ pub use builder::{ClientBuilder, DEFAULT_DEADLINE, DEFAULT_NAMESPACE};
 pub use client::Client;
 pub use error::{Error, Result, Tried};
 pub use handle::Handle;
+pub use namespaces::Tensors;
 pub use protocol::ProtocolFault;
 pub use put::PutOptions;
 pub use row_id::RowId;
 pub use tensor::{Element, Tensor};
 pub use view::View;
 
-pub use tierpack_shm::message::Entry;
+pub use tierpack_shm::message::{Entry, NamespaceChange, NamespaceEntry};
 pub use tierpack_shm::stats::Stats;
-pub use tierpack_shm::types::{Access, CodecId, Dtype};
+pub use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype};
 
 /// Everything may be used from any thread.
 const fn is_send_and_sync<T: Send + Sync>() {}

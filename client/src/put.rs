@@ -7,7 +7,7 @@ use std::io::Read;
 
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::message::Entry;
-use tierpack_shm::types::{Access, Dtype};
+use tierpack_shm::types::{Access, CodecChoice, Dtype};
 
 use crate::client::{Client, check_name};
 use crate::error::{Error, Result};
@@ -17,6 +17,8 @@ use crate::transfer::Transfer;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct PutOptions {
+    /// Which codec: by default the one that stores a sample in the fewest bytes.
+    pub codec: CodecChoice,
     /// Whether a tensor of that name is replaced; else it is an error that there is one.
     pub overwrite: bool,
     /// What the blocks are cut for.
@@ -32,6 +34,13 @@ impl PutOptions {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Which codec.
+    #[must_use]
+    pub fn codec(mut self, codec: CodecChoice) -> Self {
+        self.codec = codec;
+        self
     }
 
     /// Whether a tensor of that name is replaced.

@@ -1,20 +1,21 @@
 //! Reading: the tier walk behind `get` and `gather`.
 //!
 //! A read takes a guard, looks at the word of each block, and copies from where that says the bytes are.
-//! With one tier that is short: every block is in the pool, raw.
+//! With one tier that is short: every block is in the pool, raw or encoded.
 //!
 //! ```text
 //! guard          lease + checks: session alive, same process, same publication
 //! word           per block: resident? overlay? raw?
 //! bytes          header (64 B, not looked at) + rows at fixed stride
-//! copy           row = block bytes [64 + row_in_block * row_bytes ..]
+//! raw: copy      row = block bytes [64 + row_in_block * row_bytes ..]
+//! else: decode   with the coder of the word's generation, built once per handle (decode.rs)
 //! ```
 //!
 //! No system call, no lock and no allocation from the guard to its end; counters are words of the client page.
 //! Row numbers are checked before anything is read, so that a call that fails for one leaves the output untouched.
 
 use std::cell::Cell;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use tierpack_kernels::codec;
 use tierpack_kernels::geometry::Geometry;
@@ -23,10 +24,11 @@ use tierpack_shm::layout::page::ACCESS_SAMPLE;
 use tierpack_shm::page::Counter;
 use tierpack_shm::publish::load_word;
 use tierpack_shm::sync::AtomicU64;
-use tierpack_shm::types::{BlockWord, index};
+use tierpack_shm::types::{BlockWord, CodecId, index};
 
+use crate::decode::{coder, decode_one, decode_whole};
 use crate::error::{Error, Result};
-use crate::handle::{Fault, Handle};
+use crate::handle::{Fault, Handle, Opened};
 use crate::row_id::RowId;
 use crate::tensor::Tensor;
 
@@ -57,7 +59,7 @@ impl Handle {
         self.attempt(|opened| {
             let guard = opened.guard()?;
             if !out.is_empty() {
-                copy_blocks(&guard, &opened.geometry, out)?;
+                copy_blocks(&guard, opened, out)?;
             }
             guard.count(Counter::Gets, 1);
             guard.count(Counter::Bytes, out.len() as u64);
@@ -118,7 +120,7 @@ impl Handle {
         self.attempt(|opened| {
             let guard = opened.guard()?;
             if !out.is_empty() {
-                copy_rows(&guard, &opened.geometry, rows, out)?;
+                copy_rows(&guard, opened, rows, out)?;
             }
             guard.count(Counter::Gathers, 1);
             guard.count(Counter::Rows, rows.len() as u64);
@@ -134,29 +136,85 @@ fn check_len(out: &[u8], needed: u128) -> Result<()> {
 }
 
 /// Copies the whole tensor, which is not empty: the blocks lie one behind the other in it.
-fn copy_blocks<A>(guard: &Guard<A>, geometry: &Geometry, out: &mut [u8]) -> core::result::Result<(), Fault>
+fn copy_blocks<A>(guard: &Guard<A>, opened: &Opened, out: &mut [u8]) -> core::result::Result<(), Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    copy_run(guard, opened, 0..opened.geometry.n_blocks(), out)
+}
+
+/// Copies neighboring blocks: all of a tensor, or the pieces of a row that is longer than a block.
+fn copy_run<A>(
+    guard: &Guard<A>,
+    opened: &Opened,
+    blocks: Range<u64>,
+    out: &mut [u8],
+) -> core::result::Result<(), Fault>
 where
     A: Deref<Target = Attachment>,
 {
     let words = guard.words()?;
     let mut rest = out;
-    for block_idx in 0..geometry.n_blocks() {
-        let raw_bytes = geometry.block(block_idx).raw_bytes;
-        let block = block_bytes(guard, word(words, block_idx)?, block_idx, raw_bytes)?;
-        let payload = codec::raw_payload(block, raw_bytes).ok_or(NoGuard::Corrupt)?;
-        let (target, left) = rest.split_at_mut_checked(payload.len()).ok_or(NoGuard::Corrupt)?;
-        target.copy_from_slice(payload);
+    for block_idx in blocks {
+        let raw_bytes = opened.geometry.block(block_idx).raw_bytes;
+        let (target, left) = rest.split_at_mut_checked(index(raw_bytes)).ok_or(NoGuard::Corrupt)?;
+        let word = word(words, block_idx)?;
+        if word.is_raw() {
+            let block = block_bytes(guard, word, block_idx, raw_bytes)?;
+            target.copy_from_slice(codec::raw_payload(block, raw_bytes).ok_or(NoGuard::Corrupt)?);
+        } else {
+            check_readable(guard, word, block_idx)?;
+            decode_whole(guard, coder(guard, opened, word)?, word, target)?;
+        }
         rest = left;
     }
     Ok(())
 }
 
 /// Copies rows; the caller has checked their numbers, and that they have bytes and `out` room for them.
+fn copy_rows<A, I: RowId>(
+    guard: &Guard<A>,
+    opened: &Opened,
+    rows: &[I],
+    out: &mut [u8],
+) -> core::result::Result<(), Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    let geometry = &opened.geometry;
+    let mut targets = rows.iter().zip(out.chunks_exact_mut(index(geometry.row_bytes())));
+    if geometry.pieces_per_row() > 1 {
+        return targets.try_for_each(|(row, target)| {
+            let (first, _) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
+            copy_run(guard, opened, first..first + geometry.pieces_per_row(), target)
+        });
+    }
+    if opened.codec == CodecId::Raw {
+        return copy_raw_rows(guard, geometry, rows, out);
+    }
+    let words = guard.words()?;
+    targets.try_for_each(|(row, target)| {
+        let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
+        let word = word(words, block_idx)?;
+        if word.is_raw() {
+            let raw_bytes = geometry.block(block_idx).raw_bytes;
+            let block = block_bytes(guard, word, block_idx, raw_bytes)?;
+            let row = codec::raw_row(block, geometry.row_bytes(), row_in_block);
+            target.copy_from_slice(row.ok_or(NoGuard::Corrupt)?);
+            return Ok(());
+        }
+        check_readable(guard, word, block_idx)?;
+        let coder = coder(guard, opened, word)?;
+        Ok(decode_one(guard, coder, word, (block_idx, row_in_block), target)?)
+    })
+}
+
+/// Copies rows of a tensor that is raw as a whole.
 ///
 /// In batches: first where each row is, then the copies, close together.
 /// A processor waits for as many rows at a time as fit its window of instructions, and the walk to a row takes far
 /// more of them than its copy; walking and copying row by row took three times as long for rows of 256 bytes.
-fn copy_rows<A, I: RowId>(
+fn copy_raw_rows<A, I: RowId>(
     guard: &Guard<A>,
     geometry: &Geometry,
     rows: &[I],
@@ -167,17 +225,9 @@ where
 {
     const BATCH: usize = 32;
     let words = guard.words()?;
-    let row_bytes = index(geometry.row_bytes());
-    if geometry.pieces_per_row() > 1 {
-        for (row, target) in rows.iter().zip(out.chunks_exact_mut(row_bytes)) {
-            let (first_block, _) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
-            copy_pieces(guard, geometry, words, first_block, target)?;
-        }
-        return Ok(());
-    }
     // Neighbors in a batch often share a block: its word is looked at once.
     let (mut last_idx, mut block) = (u64::MAX, &[][..]);
-    let mut out = out.chunks_exact_mut(row_bytes);
+    let mut out = out.chunks_exact_mut(index(geometry.row_bytes()));
     for rows in rows.chunks(BATCH) {
         let mut found = [&[][..]; BATCH];
         for (row, found) in rows.iter().zip(&mut found) {
@@ -196,36 +246,13 @@ where
     Ok(())
 }
 
-/// Copies one row that is longer than a block: its pieces are the blocks from `first` on.
-fn copy_pieces<A>(
-    guard: &Guard<A>,
-    geometry: &Geometry,
-    words: &[AtomicU64],
-    first: u64,
-    target: &mut [u8],
-) -> core::result::Result<(), Fault>
-where
-    A: Deref<Target = Attachment>,
-{
-    let mut rest = target;
-    for block_idx in first..first + geometry.pieces_per_row() {
-        let raw_bytes = geometry.block(block_idx).raw_bytes;
-        let block = block_bytes(guard, word(words, block_idx)?, block_idx, raw_bytes)?;
-        let payload = codec::raw_payload(block, raw_bytes).ok_or(NoGuard::Corrupt)?;
-        let (piece, left) = rest.split_at_mut_checked(payload.len()).ok_or(NoGuard::Corrupt)?;
-        piece.copy_from_slice(payload);
-        rest = left;
-    }
-    Ok(())
-}
-
 /// The word of a block.
 #[inline]
 pub(crate) fn word(words: &[AtomicU64], block_idx: u64) -> core::result::Result<BlockWord, NoGuard> {
     words.get(index(block_idx)).map(load_word).ok_or(NoGuard::Corrupt)
 }
 
-/// The stored bytes of a block of `raw_bytes`, header first.
+/// The stored bytes of a raw block of `raw_bytes`, header first.
 #[inline]
 pub(crate) fn block_bytes<A>(
     guard: &Guard<A>,
@@ -236,14 +263,27 @@ pub(crate) fn block_bytes<A>(
 where
     A: Deref<Target = Attachment>,
 {
-    if !word.is_resident() || word.is_overlay() || !word.is_raw() {
+    if !word.is_raw() {
+        return Err(unsupported(word, block_idx).into());
+    }
+    check_readable(guard, word, block_idx)?;
+    let len = tierpack_kernels::block::HEADER_BYTES + raw_bytes;
+    Ok(guard.stored(word, len)?)
+}
+
+/// Refuses a block that this version cannot read; records the access for the eviction policy.
+#[inline]
+fn check_readable<A>(guard: &Guard<A>, word: BlockWord, block_idx: u64) -> core::result::Result<(), Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    if !word.is_resident() || word.is_overlay() {
         return Err(unsupported(word, block_idx).into());
     }
     if is_sampled() {
         guard.record_access(block_idx);
     }
-    let len = tierpack_kernels::block::HEADER_BYTES + raw_bytes;
-    Ok(guard.stored(word, len)?)
+    Ok(())
 }
 
 #[cold]

@@ -181,12 +181,22 @@ impl Session {
         Ok(pending)
     }
 
-    /// Read access to a namespace: asks the daemon once per session.
-    pub(crate) fn attach(&self, subject: &Subject<'_>, deadline: &Deadline) -> Result<Arc<Attachment>> {
+    /// Read access to the namespace of this number: asks the daemon once per session.
+    ///
+    /// A name can come to mean another number: its namespace was removed and made again.
+    pub(crate) fn attach(
+        &self,
+        subject: &Subject<'_>,
+        number: u32,
+        deadline: &Deadline,
+    ) -> Result<Arc<Attachment>> {
         let mut state = self.inner.state.lock();
         loop {
             match state.attachments.get(subject.namespace) {
-                Some(Some(attachment)) => return Ok(Arc::clone(attachment)),
+                Some(Some(attachment)) if attachment.id().namespace == number => {
+                    return Ok(Arc::clone(attachment));
+                }
+                Some(Some(_)) => break,
                 Some(None) => {
                     if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
                         return Err(deadline.passed(subject.operation));

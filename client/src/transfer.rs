@@ -85,6 +85,7 @@ impl<'a> Transfer<'a> {
             shape: shape.to_vec(),
             access: options.access,
             row_elems: options.row_elems,
+            codec: options.codec,
             overwrite: options.overwrite,
             file_metadata: metadata.as_ref().map(|chunk| chunk.blob.clone()),
         };

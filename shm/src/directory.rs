@@ -171,6 +171,31 @@ impl Directory {
         Some(table)
     }
 
+    /// Enters metadata into a generation table, before any word names it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfSegment`] when the table has no such entry.
+    pub fn set_generation(
+        &self,
+        table: &Extent,
+        generation_idx: u8,
+        (number, len): (u32, u32),
+        metadata: &Extent,
+    ) -> Result<()> {
+        let at = table.offset();
+        let words = self.pool.words(at, generation::ENTRIES * generation::ENTRY_BYTES / 8)?;
+        let entry = usize::from(generation_idx) * crate::types::index(generation::ENTRY_BYTES / 8);
+        let missing =
+            Error::OutOfSegment { what: "a generation", address: at, len: u64::from(generation_idx) };
+        let [number_and_len, address] = words.get(entry..entry + 2).ok_or(missing)? else {
+            return Err(Error::OutOfSegment { what: "a generation", address: at, len: 16 });
+        };
+        number_and_len.store(u64::from(number) << 32 | u64::from(len), Ordering::Relaxed);
+        // Release: pairs with the Acquire in `Guard::generation`.
+        address.store(metadata.offset(), Ordering::Release);
+        Ok(())
+    }
+
     /// The words of a block table.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::attachment::SlotRef;
 use crate::error::{Error, MessageFault, Result};
 use crate::page::NamespaceId;
 use crate::segment::SegmentKind;
-use crate::types::{Access, CodecId, Dtype};
+use crate::types::{Access, CodecChoice, CodecId, Dtype};
 
 /// Versions of the protocol; LAYOUT.md lists their messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +155,16 @@ pub enum Request {
         /// Its name.
         name: String,
     },
+    /// Checks blocks of a tensor against their checksums, and their decoded bytes against the hash taken at the put:
+    /// [`Reply::Verified`].
+    Verify {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The block to go on from.
+        first_block: u64,
+    },
     /// A page of the list, sorted: [`Reply::Listed`]; what the caller may not read is left out.
     List {
         /// One namespace, or all.
@@ -237,6 +247,8 @@ pub struct PutBegin {
     pub access: Access,
     /// Elements of a row, for tensors of rank 1.
     pub row_elems: Option<u64>,
+    /// Which codec.
+    pub codec: CodecChoice,
     /// Whether a tensor of that name is replaced.
     pub overwrite: bool,
     /// The metadata of the file it comes from: JSON, an object of strings.
@@ -374,6 +386,17 @@ pub enum Reply {
         /// Whether there are more after the last.
         more: bool,
     },
+    /// Blocks were checked.
+    Verified {
+        /// Blocks of the tensor.
+        n_blocks: u64,
+        /// The block to go on from; `n_blocks` at the end.
+        next_block: u64,
+        /// Raw bytes that were decoded and compared.
+        raw_bytes: u64,
+        /// What is wrong with the first bad block, if one is.
+        damage: Option<Damage>,
+    },
     /// A page of the namespaces.
     Namespaces {
         /// In order.
@@ -381,6 +404,15 @@ pub enum Reply {
         /// Whether there are more after the last.
         more: bool,
     },
+}
+
+/// What verification found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Damage {
+    /// The block.
+    pub block_idx: u64,
+    /// What is wrong with it.
+    pub fault: String,
 }
 
 /// One tensor in a list.
@@ -404,6 +436,16 @@ pub struct Entry {
     pub stored_bytes: u64,
     /// Updates since it was put.
     pub revision: u64,
+    /// The number of its metadata; 0 when no block needs any.
+    pub generation: u32,
+    /// Stored bytes that the sample promised.
+    pub predicted_bytes: u64,
+    /// The next best codec, and the stored bytes that the sample promised for it.
+    pub runner_up: Option<(CodecId, u64)>,
+    /// Chunks that did not fit the metadata.
+    pub escapes: u64,
+    /// Chunks that the metadata shortened.
+    pub participating: u64,
 }
 
 macro_rules! error_codes {

@@ -116,13 +116,22 @@ impl FromStr for Dtype {
 pub enum CodecId {
     /// Verbatim rows.
     Raw = 1,
+    /// Invariant Bit Packing: chunks whose invariant bits match store only the others.
+    Ibp = 2,
+    /// Invariant Bit Packing of words that are rotated and reduced by a base first.
+    IbpWindow = 3,
 }
 
 impl CodecId {
+    /// Every codec, in the order of their numbers.
+    pub const ALL: &'static [Self] = &[Self::Raw, Self::Ibp, Self::IbpWindow];
+
     /// The codec with this number in a block header.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             1 => Some(Self::Raw),
+            2 => Some(Self::Ibp),
+            3 => Some(Self::IbpWindow),
             _ => None,
         }
     }
@@ -131,7 +140,14 @@ impl CodecId {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
+            Self::Ibp => "ibp",
+            Self::IbpWindow => "ibp:window",
         }
+    }
+
+    /// The codec with this [`CodecId::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|codec| codec.name() == name)
     }
 }
 
@@ -140,6 +156,35 @@ impl fmt::Display for CodecId {
         f.pad(self.name())
     }
 }
+
+/// Which codec a put asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum CodecChoice {
+    /// The one that stores a sample in the fewest bytes; `raw` when that saves under 3 %.
+    #[default]
+    Auto,
+    /// This one.
+    Only(CodecId),
+}
+
+impl FromStr for CodecChoice {
+    type Err = UnknownCodec;
+
+    fn from_str(text: &str) -> Result<Self, UnknownCodec> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        CodecId::from_name(text).map(Self::Only).ok_or_else(|| UnknownCodec(text.to_owned()))
+    }
+}
+
+/// The text is not the name of a [`CodecChoice`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown codec {0:?}: auto, raw, ibp and ibp:window exist")]
+pub struct UnknownCodec(
+    /// The text.
+    pub String,
+);
 
 /// What a tensor's blocks are cut for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -320,6 +365,16 @@ mod tests {
         assert_eq!(Dtype::from_number(0), None);
         assert_eq!(Dtype::from_number(23), None);
         assert!("bf16".parse::<Dtype>().is_err());
+    }
+
+    #[test]
+    fn codec_numbers_and_names_round_trip() {
+        for &codec in CodecId::ALL {
+            assert_eq!(CodecId::from_number(codec as u8), Some(codec));
+            assert_eq!(CodecId::from_name(codec.name()), Some(codec));
+        }
+        assert_eq!((CodecId::from_number(0), CodecId::from_number(4)), (None, None));
+        assert_eq!(CodecId::from_name("IBP"), None);
     }
 
     #[test]

@@ -20,7 +20,8 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("client/Cargo.toml", &["kernels", "shm"], &["daemon"]),
     ("daemon/Cargo.toml", &["kernels", "shm"], &[]),
     // `shm`: the limits of the protocol, and the type of the stats document.
-    ("client/cli/Cargo.toml", &["client", "daemon", "shm"], &[]),
+    // `kernels`: `bench codecs` measures them without a daemon.
+    ("client/cli/Cargo.toml", &["client", "daemon", "kernels", "shm"], &[]),
     ("tests/Cargo.toml", &["cli", "client", "daemon", "kernels", "shm"], &[]),
 ];
 

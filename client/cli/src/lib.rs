@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use commands::{demo, get, ls, put, rm, serve, stats};
+use commands::{bench, demo, get, ls, ns, put, rm, serve, stats, verify};
 use output::Output;
 
 const EXIT_CODES: &str = "\
@@ -50,6 +50,12 @@ enum Command {
     Ls(ls::Args),
     /// Remove tensors
     Rm(rm::Args),
+    /// Check tensors against their checksums and the hash taken when they were put
+    Verify(verify::Args),
+    /// Measure codecs on files, beside memcpy
+    Bench(bench::Args),
+    /// Make, list, change and remove namespaces
+    Ns(ns::Args),
     /// Show the daemon's counters
     Stats(stats::Args),
     /// Show the whole system at work on this machine, with a daemon and data of its own
@@ -86,6 +92,9 @@ fn run(cli: Cli, out: &mut Output) -> anyhow::Result<ExitCode> {
         Command::Get(args) => get::run(&args, socket, out)?,
         Command::Ls(args) => ls::run(&args, socket, out)?,
         Command::Rm(args) => rm::run(&args, socket, out)?,
+        Command::Verify(args) => verify::run(&args, socket, out)?,
+        Command::Bench(args) => bench::run(&args, out)?,
+        Command::Ns(args) => ns::run(&args, socket, out)?,
         Command::Stats(args) => stats::run(&args, socket, out)?,
         Command::Demo(args) => return demo::run(&args, out),
         Command::DemoReader(args) => demo::reader::run(&args, socket, out)?,

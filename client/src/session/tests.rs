@@ -102,7 +102,7 @@ fn a_hang_up_in_mid_request_fails_everyone_who_waits_and_all_later_calls() {
     daemon.join().unwrap();
     assert!(!session.is_alive());
     assert!(session.request(&SUBJECT, list(), &soon()).is_err());
-    assert!(session.attach(&SUBJECT, &soon()).is_err());
+    assert!(session.attach(&SUBJECT, ID.namespace, &soon()).is_err());
 }
 
 #[test]
@@ -177,8 +177,8 @@ fn a_namespace_is_attached_once_and_its_segments_come_and_go() {
     });
     let session = Arc::new(connect(&path, &soon()).unwrap());
     let other = Arc::clone(&session);
-    let thread = std::thread::spawn(move || other.attach(&SUBJECT, &soon()).unwrap());
-    let attachment = session.attach(&SUBJECT, &soon()).unwrap();
+    let thread = std::thread::spawn(move || other.attach(&SUBJECT, ID.namespace, &soon()).unwrap());
+    let attachment = session.attach(&SUBJECT, ID.namespace, &soon()).unwrap();
     assert!(Arc::ptr_eq(&attachment, &thread.join().unwrap()));
     let started = std::time::Instant::now();
     while session.inner.state.lock().end.is_none() && started.elapsed() < Duration::from_secs(30) {
@@ -216,7 +216,7 @@ fn segments_out_of_turn_end_the_session() {
             peer.drain();
         });
         let session = connect(&path, &soon()).unwrap();
-        let attachment = session.attach(&SUBJECT, &soon()).unwrap();
+        let attachment = session.attach(&SUBJECT, ID.namespace, &soon()).unwrap();
         // Returns when the session ends.
         session.wait_mapped(&attachment, (SegmentKind::Data, 77), &soon()).unwrap();
         let lost = session.lost("x");
@@ -240,8 +240,8 @@ fn a_refused_attach_can_be_tried_again() {
         peer.drain();
     });
     let session = connect(&path, &soon()).unwrap();
-    assert!(matches!(session.attach(&SUBJECT, &soon()), Err(Error::NotFound { .. })));
-    assert_eq!(session.attach(&SUBJECT, &soon()).unwrap().id(), ID);
+    assert!(matches!(session.attach(&SUBJECT, ID.namespace, &soon()), Err(Error::NotFound { .. })));
+    assert_eq!(session.attach(&SUBJECT, ID.namespace, &soon()).unwrap().id(), ID);
     drop(session);
     daemon.join().unwrap();
 }

@@ -164,6 +164,9 @@ impl Context {
                 store.reclaim();
                 Ok(Reply::Done)
             }
+            Request::Verify { namespace, name, first_block } => {
+                store.readable(&namespace, caller)?.verify(&name, first_block)
+            }
             Request::List { namespace, after } => list(store, caller, namespace.as_deref(), after.as_ref()),
             Request::NamespaceCreate { namespace, change } => {
                 store.create_namespace(&namespace, caller, &change).map(|()| Reply::Done)

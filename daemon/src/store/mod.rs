@@ -30,6 +30,7 @@ use crate::size::{ByteSize, MIB};
 pub(crate) mod access;
 mod admin;
 pub(crate) mod budget;
+mod coding;
 pub(crate) mod file_metadata;
 pub(crate) mod namespace;
 pub(crate) mod transfer;

@@ -24,6 +24,7 @@ use super::file_metadata::SharedText;
 use crate::size::ByteSize;
 
 mod admin;
+mod verify;
 
 /// A tensor that is visible.
 #[derive(Debug)]
@@ -41,10 +42,48 @@ pub(crate) struct Content {
     pub(crate) geometry: Geometry,
     pub(crate) shape: Vec<u64>,
     pub(crate) row_elems: Option<u64>,
-    pub(crate) blocks: Vec<Extent>,
-    /// Bytes of the blocks' extents, rounding included.
+    pub(crate) codec: CodecId,
+    pub(crate) blocks: Vec<StoredBlock>,
+    /// What decodes the blocks that are not raw.
+    pub(crate) metadata: Option<StoredMetadata>,
+    /// Bytes of all extents, rounding included.
     pub(crate) stored_bytes: u64,
+    pub(crate) predicted_bytes: u64,
+    pub(crate) runner_up: Option<(CodecId, u64)>,
     pub(crate) file_metadata: Option<SharedText>,
+}
+
+impl Content {
+    /// Every extent of the data segments.
+    pub(super) fn into_extents(self) -> impl Iterator<Item = Extent> {
+        let metadata = self.metadata.map(|metadata| metadata.extent);
+        self.blocks.into_iter().map(|block| block.extent).chain(metadata)
+    }
+
+    fn word(&self, block: &StoredBlock) -> BlockWord {
+        let flags = if block.is_raw { BlockWord::RAW } else { 0 };
+        BlockWord::resident(block.extent.offset(), 0, flags, 1)
+    }
+}
+
+/// One block as it is stored, and what encoding it told.
+#[derive(Debug)]
+pub(crate) struct StoredBlock {
+    pub(crate) extent: Extent,
+    pub(crate) is_raw: bool,
+    /// Chunks that did not fit the metadata, and chunks that it shortened: a refit weighs them.
+    pub(crate) escapes: u64,
+    pub(crate) participating: u64,
+    /// CRC32C of the raw bytes, taken at the put.
+    pub(crate) raw_crc: u32,
+}
+
+/// One generation of a tensor's metadata.
+#[derive(Debug)]
+pub(crate) struct StoredMetadata {
+    pub(crate) number: u32,
+    pub(crate) len: u32,
+    pub(crate) extent: Extent,
 }
 
 /// Memory that nobody can find any more, but that a lease may still cover.
@@ -217,7 +256,7 @@ impl Namespace {
             .check_free(&self.name, name, overwrite)
             .and_then(|()| inner.check_quota(&self.name, name, content.stored_bytes));
         if let Err(refusal) = checked {
-            content.blocks.into_iter().for_each(|extent| inner.data.free(extent));
+            content.into_extents().for_each(|extent| inner.data.free(extent));
             return Err(refusal);
         }
         let Some((slot, table, generations)) = inner.directory_parts(&content) else {
@@ -382,11 +421,7 @@ impl Inner {
 
     /// A slot and the two tables of a tensor; `None`, and nothing taken, when the directory has no room.
     fn directory_parts(&mut self, content: &Content) -> Option<(Slot, Extent, Extent)> {
-        let words: Vec<BlockWord> = content
-            .blocks
-            .iter()
-            .map(|extent| BlockWord::resident(extent.offset(), 0, BlockWord::RAW, 1))
-            .collect();
+        let words: Vec<BlockWord> = content.blocks.iter().map(|block| content.word(block)).collect();
         let slot = self.directory.take_slot()?;
         let Some(table) = self.directory.new_table(&words) else {
             self.directory.give_slot(slot);
@@ -397,6 +432,10 @@ impl Inner {
             self.directory.pool_mut().free(table);
             return None;
         };
+        if let Some(StoredMetadata { number, len, extent }) = &content.metadata {
+            let entered = self.directory.set_generation(&generations, 0, (*number, *len), extent);
+            entered.expect("the table was made above");
+        }
         Some((slot, table, generations))
     }
 
@@ -411,7 +450,7 @@ impl Inner {
         self.retired.push_back(Retired {
             stamp,
             slot_idx: tensor.slot.idx(),
-            data: tensor.content.blocks,
+            data: tensor.content.into_extents().collect(),
             directory: vec![tensor.table, tensor.generations],
             slot: Some(tensor.slot),
         });
@@ -428,11 +467,16 @@ impl Tensor {
             name: name.to_owned(),
             dtype: self.content.geometry.dtype(),
             shape: self.content.shape.clone(),
-            codec: CodecId::Raw,
+            codec: self.content.codec,
             access: self.content.geometry.access(),
             raw_bytes: self.content.geometry.raw_bytes(),
             stored_bytes: self.content.stored_bytes,
             revision,
+            generation: self.content.metadata.as_ref().map_or(0, |metadata| metadata.number),
+            predicted_bytes: self.content.predicted_bytes,
+            runner_up: self.content.runner_up,
+            escapes: self.content.blocks.iter().map(|block| block.escapes).sum(),
+            participating: self.content.blocks.iter().map(|block| block.participating).sum(),
         }
     }
 }

@@ -4,22 +4,24 @@
 //! A block goes from the client's sealed memory file through one small buffer into its extent.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crc32c::crc32c;
 use parking_lot::Mutex;
 use slab::Slab;
-use tierpack_kernels::codec::{encode_block, max_encoded_len};
+use tierpack_kernels::codec::{Encoded, encode_block, max_encoded_len};
 use tierpack_kernels::geometry::{BlockShape, Geometry};
 use tierpack_shm::chunk::Chunk;
 use tierpack_shm::message::{Entry, ErrorCode, MAX_CHUNK_BYTES, MAX_NAME_BYTES, PutBegin, Refusal};
 use tierpack_shm::pool::Fresh;
 use tierpack_shm::segment::SegmentKind;
-use tierpack_shm::types::{CodecId, Extent, UNIT_BYTES, index};
+use tierpack_shm::types::{CodecChoice, CodecId, UNIT_BYTES, index};
 
 use super::access::{Caller, Right};
+use super::coding::{Coding, sampled};
 use super::file_metadata::SharedText;
-use super::namespace::{Content, Namespace, directory_need};
+use super::namespace::{Content, Namespace, StoredBlock, StoredMetadata, directory_need};
 use super::{Outcome, Store};
 
 /// Puts under way at once, over all sessions.
@@ -58,7 +60,7 @@ impl ChunkData {
 
 #[derive(Debug)]
 struct Progress {
-    blocks: Vec<Option<Extent>>,
+    blocks: Vec<Option<StoredBlock>>,
     filled: u64,
     stored_bytes: u64,
     /// Bytes of the budget still promised to blocks that have not come.
@@ -77,6 +79,8 @@ pub(crate) struct Transfer {
     shape: Vec<u64>,
     row_elems: Option<u64>,
     geometry: Geometry,
+    choice: CodecChoice,
+    coding: OnceLock<Outcome<Coding>>,
     file_metadata: Option<SharedText>,
     progress: Mutex<Progress>,
 }
@@ -202,6 +206,8 @@ impl Transfers {
             shape: begin.shape,
             row_elems: begin.row_elems,
             geometry,
+            choice: begin.codec,
+            coding: OnceLock::new(),
             file_metadata,
             progress: Mutex::new(progress),
         };
@@ -255,25 +261,53 @@ impl Transfer {
                 data.len()
             )));
         }
+        let coding =
+            self.coding.get_or_init(|| self.choose(first_block, data)).as_ref().map_err(Clone::clone)?;
         let (mut block_idx, mut at) = (first_block, 0);
         while at < data.len() {
             let shape = self.block_in(block_idx, data.len() - at)?;
-            let fresh = BUFFERS.with_borrow_mut(|(raw, encoded)| {
+            let (fresh, told) = BUFFERS.with_borrow_mut(|(raw, encoded)| {
                 raw.resize(index(shape.raw_bytes), 0);
                 data.read_at(at, raw)?;
-                encode_block(CodecId::Raw, &self.geometry, block_idx, raw, encoded).map_err(|error| {
-                    invalid(format!("block {block_idx} of tensor {:?}: {error}", self.name))
-                })?;
+                let told = encode_block(coding.encoding(), &self.geometry, block_idx, raw, encoded);
+                let told = told.map_err(|error| self.refused(block_idx, &error))?;
                 let mut fresh = store.allocate(&self.namespace, encoded.len() as u64)?;
                 fresh.write(0, encoded);
-                Ok(fresh)
+                Ok((fresh, (told, crc32c(raw))))
             })?;
-            self.fill(store, block_idx, fresh)?;
+            self.fill(store, block_idx, fresh, told)?;
             at += shape.raw_bytes;
             block_idx += 1;
         }
         let stored_bytes = self.progress.lock().stored_bytes;
         self.namespace.check_quota(&self.name, stored_bytes)
+    }
+
+    /// Chooses the encoding by the first chunk that came: others wait for it here.
+    fn choose(&self, first_block: u64, data: &ChunkData) -> Outcome<Coding> {
+        let mut blocks = Vec::new();
+        let (mut block_idx, mut at) = (first_block, 0);
+        while at < data.len() {
+            let shape = self.block_in(block_idx, data.len() - at)?;
+            blocks.push((block_idx, at, shape.raw_bytes));
+            at += shape.raw_bytes;
+            block_idx += 1;
+        }
+        let block_bytes = self.geometry.block(first_block).raw_bytes;
+        let mut sample = Vec::new();
+        for n in sampled(blocks.len() as u64, block_bytes) {
+            let (block_idx, at, len) = blocks[index(n)];
+            let mut raw = vec![0; index(len)];
+            data.read_at(at, &mut raw)?;
+            sample.push((block_idx, raw));
+        }
+        let sample: Vec<_> = sample.iter().map(|(block_idx, raw)| (*block_idx, &raw[..])).collect();
+        Coding::choose(self.choice, &self.geometry, &sample)
+            .map_err(|error| self.refused(first_block, &error))
+    }
+
+    fn refused(&self, block_idx: u64, error: &tierpack_kernels::Error) -> Refusal {
+        invalid(format!("block {block_idx} of tensor {:?}: {error}", self.name))
     }
 
     fn block_in(&self, block_idx: u64, left: u64) -> Outcome<BlockShape> {
@@ -293,7 +327,13 @@ impl Transfer {
         Ok(shape)
     }
 
-    fn fill(&self, store: &Store, block_idx: u64, fresh: Fresh) -> Outcome<()> {
+    fn fill(
+        &self,
+        store: &Store,
+        block_idx: u64,
+        fresh: Fresh,
+        (told, raw_crc): (Encoded, u32),
+    ) -> Outcome<()> {
         let mut progress = self.progress.lock();
         // A put that ended has no blocks any more.
         let taken = progress.blocks.get(index(block_idx)).is_some_and(Option::is_some);
@@ -310,12 +350,18 @@ impl Transfer {
         progress.stored_bytes += fresh.len_bytes();
         progress.filled += 1;
         progress.last_used = Instant::now();
-        progress.blocks[index(block_idx)] = Some(fresh.freeze());
+        progress.blocks[index(block_idx)] = Some(StoredBlock {
+            extent: fresh.freeze(),
+            is_raw: told.codec == CodecId::Raw,
+            escapes: told.escapes,
+            participating: told.participating,
+            raw_crc,
+        });
         Ok(())
     }
 
     /// Ends the transfer; gives its blocks, and how many of them came.
-    fn end(&self, store: &Store) -> (Vec<Extent>, u64) {
+    fn end(&self, store: &Store) -> (Vec<StoredBlock>, u64) {
         let mut progress = self.progress.lock();
         if !std::mem::replace(&mut progress.ended, true) {
             self.namespace.count_put(false);
@@ -326,8 +372,23 @@ impl Transfer {
 
     fn abort(&self, store: &Store) {
         let (blocks, _) = self.end(store);
-        self.namespace.free(blocks);
+        self.free(blocks);
         store.freed.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn free(&self, blocks: Vec<StoredBlock>) {
+        self.namespace.free(blocks.into_iter().map(|block| block.extent));
+    }
+
+    fn store_metadata(
+        &self,
+        store: &Store,
+        (number, bytes): (u32, &[u8]),
+    ) -> Outcome<Option<StoredMetadata>> {
+        let mut fresh = store.allocate(&self.namespace, bytes.len() as u64)?;
+        fresh.write(0, bytes);
+        let len = u32::try_from(bytes.len()).expect("an extent is at most a segment");
+        Ok(Some(StoredMetadata { number, len, extent: fresh.freeze() }))
     }
 
     fn commit(&self, store: &Store) -> Outcome<Entry> {
@@ -335,18 +396,42 @@ impl Transfer {
         let (blocks, stored_bytes) = self.end(store);
         let n_blocks = self.geometry.n_blocks();
         if filled < n_blocks {
-            self.namespace.free(blocks);
+            self.free(blocks);
             return Err(invalid(format!(
                 "tensor {:?} is not whole: {filled} of {n_blocks} blocks came",
                 self.name
             )));
         }
+        let coding = self.coding.get().and_then(|coding| coding.as_ref().ok());
+        let metadata = match coding.and_then(Coding::metadata) {
+            Some(metadata) if blocks.iter().any(|block| !block.is_raw) => {
+                self.store_metadata(store, metadata)
+            }
+            // No block needs any.
+            _ => Ok(None),
+        };
+        let metadata = match metadata {
+            Ok(metadata) => metadata,
+            Err(refusal) => {
+                self.free(blocks);
+                return Err(refusal);
+            }
+        };
+        let metadata_bytes = metadata.as_ref().map_or(0, |metadata| metadata.extent.len_bytes());
         let mut content = Content {
             geometry: self.geometry,
             shape: self.shape.clone(),
             row_elems: self.row_elems,
+            codec: if metadata.is_some() {
+                coding.map_or(CodecId::Raw, |coding| coding.codec)
+            } else {
+                CodecId::Raw
+            },
             blocks,
-            stored_bytes,
+            metadata,
+            stored_bytes: stored_bytes + metadata_bytes,
+            predicted_bytes: coding.map_or(stored_bytes, |coding| coding.predicted_bytes),
+            runner_up: coding.and_then(|coding| coding.runner_up),
             file_metadata: self.file_metadata.as_ref().map(Arc::clone),
         };
         loop {
@@ -356,7 +441,7 @@ impl Transfer {
             };
             let needed = directory_need(n_blocks).expect("checked when the put began");
             if let Err(refusal) = store.grow(&self.namespace, SegmentKind::Directory, needed) {
-                self.namespace.free(content.blocks);
+                self.namespace.free(content.into_extents());
                 return Err(refusal);
             }
         }

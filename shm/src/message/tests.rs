@@ -14,6 +14,11 @@ fn entry() -> Entry {
         raw_bytes: 1,
         stored_bytes: 64,
         revision: 2,
+        generation: 1,
+        predicted_bytes: 60,
+        runner_up: Some((CodecId::Raw, 70)),
+        escapes: 3,
+        participating: 4,
     }
 }
 
@@ -26,6 +31,7 @@ fn requests() -> Vec<Request> {
         shape: vec![1, 2],
         access: Access::Rows,
         row_elems: Some(7),
+        codec: CodecChoice::Only(CodecId::Raw),
         overwrite: true,
         file_metadata: Some(Blob::Inline(b"{}".to_vec())),
     };
@@ -38,6 +44,7 @@ fn requests() -> Vec<Request> {
         Request::PutCommit { transfer: 1 },
         Request::PutAbort { transfer: 1 },
         Request::Remove { namespace, name },
+        Request::Verify { namespace: "n".into(), name: "t".into(), first_block: 3 },
         Request::List { namespace: None, after: Some(("a".into(), "b".into())) },
         Request::NamespaceCreate { namespace: "n".into(), change: NamespaceChange::default() },
         Request::NamespaceChange {
@@ -73,6 +80,12 @@ fn daemon_messages() -> Vec<DaemonMessage> {
         Reply::Transfer { transfer: 77 },
         Reply::Committed(entry()),
         Reply::Listed { entries: vec![entry(), entry()], more: true },
+        Reply::Verified {
+            n_blocks: 3,
+            next_block: 2,
+            raw_bytes: 9,
+            damage: Some(Damage { block_idx: 1, fault: "x".into() }),
+        },
         Reply::Namespaces {
             entries: vec![NamespaceEntry {
                 name: "n".into(),

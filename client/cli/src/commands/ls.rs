@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use tierpack_client::Entry;
 
-use super::{DEFAULT_NAMESPACE, ENTRY_COLUMNS, Line, add_total, connect, entry_cells};
+use super::{DEFAULT_NAMESPACE, ENTRY_COLUMNS, Line, add_total, connect, entry_cells, saved_cell};
 use crate::escape;
 use crate::output::Output;
 use crate::table::{Align, Table};
@@ -17,6 +17,9 @@ pub(crate) struct Args {
     /// List this namespace only
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
+    /// Show what the sample promised, the next best codec, and how many chunks the metadata fit
+    #[arg(long)]
+    verbose: bool,
     /// Print a JSON array of objects
     #[arg(long)]
     json: bool,
@@ -34,15 +37,35 @@ pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Resul
     }
     let mut columns = vec![("namespace", Align::Left)];
     columns.extend(ENTRY_COLUMNS);
+    if args.verbose {
+        let more = ["predicted %", "runner-up", "its %", "fit %", "generation"];
+        columns.extend(more.map(|heading| (heading, Align::Right)));
+    }
     let mut table = Table::new(&columns);
     for entry in &entries {
         let mut cells = vec![escape::cell(&entry.namespace)];
         cells.extend(entry_cells(entry));
+        if args.verbose {
+            cells.extend(verbose_cells(entry));
+        }
         table.row(cells);
     }
     add_total(&mut table, &entries, 5);
     table.write(out)?;
     Ok(())
+}
+
+/// Prediction against outcome.
+fn verbose_cells(entry: &Entry) -> [String; 5] {
+    let (codec, bytes) = entry.runner_up.map_or(("-", None), |(codec, bytes)| (codec.name(), Some(bytes)));
+    let chunks = entry.escapes + entry.participating;
+    [
+        saved_cell(entry.raw_bytes, entry.predicted_bytes),
+        codec.to_owned(),
+        bytes.map_or("-".to_owned(), |bytes| saved_cell(entry.raw_bytes, bytes)),
+        if chunks == 0 { "-".to_owned() } else { saved_cell(chunks, chunks - entry.participating) },
+        entry.generation.to_string(),
+    ]
 }
 
 /// One object per line: readable, and still one document.

@@ -1,12 +1,15 @@
 //! One file per command, and what they share: the connection, the listing, the progress bar.
 
+pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod get;
 pub(crate) mod ls;
+pub(crate) mod ns;
 pub(crate) mod put;
 pub(crate) mod rm;
 pub(crate) mod serve;
 pub(crate) mod stats;
+pub(crate) mod verify;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -87,6 +90,12 @@ struct Line<'a> {
     stored_bytes: u64,
     saved_percent: f64,
     revision: u64,
+    generation: u32,
+    predicted_saved_percent: f64,
+    runner_up: Option<&'static str>,
+    runner_up_saved_percent: Option<f64>,
+    escapes: u64,
+    participating: u64,
 }
 
 impl<'a> From<&'a Entry> for Line<'a> {
@@ -102,6 +111,14 @@ impl<'a> From<&'a Entry> for Line<'a> {
             stored_bytes: entry.stored_bytes,
             saved_percent: table::saved_percent(entry.raw_bytes, entry.stored_bytes),
             revision: entry.revision,
+            generation: entry.generation,
+            predicted_saved_percent: table::saved_percent(entry.raw_bytes, entry.predicted_bytes),
+            runner_up: entry.runner_up.map(|(codec, _)| codec.name()),
+            runner_up_saved_percent: entry
+                .runner_up
+                .map(|(_, bytes)| table::saved_percent(entry.raw_bytes, bytes)),
+            escapes: entry.escapes,
+            participating: entry.participating,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
-use tierpack_client::{Access, Client, Entry, PutOptions};
+use tierpack_client::{Access, Client, CodecChoice, Entry, PutOptions};
 
 use super::{DEFAULT_NAMESPACE, byte_bar, connect, n_tensors, saved_cell, totals};
 use crate::files::{FileTensor, SourceFile, npy, safetensors};
@@ -31,6 +31,9 @@ pub(crate) struct Args {
     /// What the tensors are cut for
     #[arg(long, value_enum, default_value = "rows")]
     access: AccessArg,
+    /// auto, raw, ibp or ibp:window; auto measures a sample, and stores raw what saves under 3 %
+    #[arg(long, value_name = "CODEC", default_value = "auto")]
+    codec: CodecChoice,
     /// Elements of a row, for tensors with one dimension or none
     #[arg(long, value_name = "N")]
     row_elems: Option<NonZeroU64>,
@@ -156,8 +159,11 @@ fn store(args: &Args, import: &Import, client: &Client, stored: &mut Vec<Entry>)
         AccessArg::Rows => Access::Rows,
         AccessArg::Whole => Access::Whole,
     };
-    let options =
-        PutOptions::new().overwrite(args.overwrite).access(access).file_metadata(import.metadata.clone());
+    let options = PutOptions::new()
+        .codec(args.codec)
+        .overwrite(args.overwrite)
+        .access(access)
+        .file_metadata(import.metadata.clone());
     let flat_options = match args.row_elems {
         Some(row_elems) => options.clone().row_elems(row_elems.get()),
         None => options.clone(),

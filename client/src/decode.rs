@@ -1,0 +1,96 @@
+//! Decoding: blocks that are not raw, straight from the pool into the caller's buffer.
+//!
+//! A handle builds its coder from the tensor's metadata at its first read; after that a row costs no allocation.
+//! Most rows need only the block's header and front, which the geometry finds; the block's own header says how far
+//! the overflow goes, for the rows whose records do not fit their stride.
+
+use std::cell::RefCell;
+use std::ops::Deref;
+
+use tierpack_kernels::block::{Block, HEADER_BYTES, needed_len};
+use tierpack_kernels::codec::{RowRead, Scratch, decode_block, decode_row};
+use tierpack_kernels::metadata::Metadata;
+use tierpack_kernels::{Coder, geometry::Geometry};
+use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::types::BlockWord;
+
+use crate::handle::{Fault, Opened};
+
+/// The coder of the metadata that `word` names; built once per handle.
+pub(crate) fn coder<'a, A>(
+    guard: &Guard<A>,
+    opened: &'a Opened,
+    word: BlockWord,
+) -> Result<&'a Coder, Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    if let Some(coder) = opened.coder.get() {
+        return Ok(coder);
+    }
+    let (number, bytes) = guard.generation(word.generation_idx())?;
+    let coder = parse(number, bytes, &opened.geometry).ok_or(NoGuard::Corrupt)?;
+    Ok(opened.coder.get_or_init(|| coder))
+}
+
+fn parse(number: u32, bytes: &[u8], geometry: &Geometry) -> Option<Coder> {
+    let metadata = Metadata::parse(bytes, geometry).ok()?;
+    if metadata.generation() != number {
+        return None;
+    }
+    Coder::new(&metadata, geometry).ok()
+}
+
+/// All stored bytes of a block, as many as its own header says.
+fn whole<A>(guard: &Guard<A>, word: BlockWord) -> Result<&[u8], NoGuard>
+where
+    A: Deref<Target = Attachment>,
+{
+    let header = guard.stored(word, HEADER_BYTES)?;
+    let len = needed_len(header).map_err(|_| NoGuard::Corrupt)?;
+    guard.stored(word, len)
+}
+
+/// Decodes a block into `out`, which has its raw length.
+pub(crate) fn decode_whole<A>(
+    guard: &Guard<A>,
+    coder: &Coder,
+    word: BlockWord,
+    out: &mut [u8],
+) -> Result<(), NoGuard>
+where
+    A: Deref<Target = Attachment>,
+{
+    let block = Block::parse(whole(guard, word)?).map_err(|_| NoGuard::Corrupt)?;
+    decode_block(&block, Some(coder), out).map_err(|_| NoGuard::Corrupt)
+}
+
+/// Decodes one row of a block into `out`, which has the row's length.
+#[inline]
+pub(crate) fn decode_one<A>(
+    guard: &Guard<A>,
+    coder: &Coder,
+    word: BlockWord,
+    (block_idx, row_in_block): (u64, u64),
+    out: &mut [u8],
+) -> Result<(), NoGuard>
+where
+    A: Deref<Target = Attachment>,
+{
+    thread_local! {
+        static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        let front = guard.stored(word, coder.front_end(block_idx))?;
+        let mut decode = |bytes: &[u8]| {
+            decode_row(coder, block_idx, row_in_block, bytes, out, scratch).map_err(|_| NoGuard::Corrupt)
+        };
+        match decode(front)? {
+            RowRead::Done => Ok(()),
+            RowRead::NeedsOverflow => match decode(whole(guard, word)?)? {
+                RowRead::Done => Ok(()),
+                RowRead::NeedsOverflow => Err(NoGuard::Corrupt),
+            },
+        }
+    })
+}

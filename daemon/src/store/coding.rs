@@ -1,0 +1,89 @@
+//! How the blocks of a put are encoded: chosen from its first chunk.
+//!
+//! The first chunk that comes is sampled, evenly; the others wait for the choice, which takes well under a second.
+//! A tensor longer than one chunk is judged by that chunk: a refit judges it as a whole.
+
+use tierpack_kernels::Coder;
+use tierpack_kernels::codec::Encoding;
+use tierpack_kernels::fit::{Choice, Fit, SAMPLE_BYTES, choose, fit};
+use tierpack_kernels::geometry::Geometry;
+use tierpack_kernels::metadata::Metadata;
+use tierpack_shm::types::{CodecChoice, CodecId};
+
+/// The number of the metadata that a put makes.
+const FIRST_GENERATION: u32 = 1;
+
+/// The encoding of one put.
+#[derive(Debug)]
+pub(super) struct Coding {
+    pub(super) codec: CodecId,
+    /// The coder and its metadata's bytes; `None` for `raw`.
+    coder: Option<(Coder, Vec<u8>)>,
+    pub(super) predicted_bytes: u64,
+    pub(super) runner_up: Option<(CodecId, u64)>,
+}
+
+impl Coding {
+    /// Chooses by a sample: blocks of the tensor, each with its number.
+    pub(super) fn choose(
+        choice: CodecChoice,
+        geometry: &Geometry,
+        sample: &[(u64, &[u8])],
+    ) -> tierpack_kernels::Result<Self> {
+        match choice {
+            CodecChoice::Only(codec) => Self::from_fit(fit(codec, geometry, sample)?, None, geometry),
+            CodecChoice::Auto => {
+                let Choice { chosen, others, .. } = choose(geometry, sample)?;
+                let runner_up = others.first().map(|fit| (fit.codec, fit.predicted_stored_bytes));
+                Self::from_fit(chosen, runner_up, geometry)
+            }
+        }
+    }
+
+    fn from_fit(
+        fit: Fit,
+        runner_up: Option<(CodecId, u64)>,
+        geometry: &Geometry,
+    ) -> tierpack_kernels::Result<Self> {
+        let prepare = |metadata: Metadata| -> tierpack_kernels::Result<_> {
+            let metadata = metadata.with_generation(FIRST_GENERATION);
+            Ok((Coder::new(&metadata, geometry)?, metadata.to_bytes()))
+        };
+        Ok(Self {
+            codec: fit.codec,
+            coder: fit.metadata.map(prepare).transpose()?,
+            predicted_bytes: fit.predicted_stored_bytes,
+            runner_up,
+        })
+    }
+
+    pub(super) fn encoding(&self) -> Encoding<'_> {
+        self.coder.as_ref().map_or(Encoding::Raw, |(coder, _)| Encoding::Coded(coder))
+    }
+
+    /// Number and bytes of the metadata.
+    pub(super) fn metadata(&self) -> Option<(u32, &[u8])> {
+        self.coder.as_ref().map(|(coder, bytes)| (coder.generation(), &bytes[..]))
+    }
+}
+
+/// Which of `n_blocks` blocks of about `block_bytes` make the sample: evenly spaced, at most `SAMPLE_BYTES`.
+pub(super) fn sampled(n_blocks: u64, block_bytes: u64) -> impl Iterator<Item = u64> {
+    let wanted = (SAMPLE_BYTES / block_bytes.max(1)).clamp(n_blocks.min(2), n_blocks);
+    (0..wanted).map(move |n| (2 * n + 1) * n_blocks / (2 * wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_is_spread_evenly_and_bounded() {
+        assert_eq!(sampled(4, 256 << 10).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        let many: Vec<_> = sampled(64, 256 << 10).collect();
+        assert_eq!((many.len(), many[0], many[15]), (16, 2, 62));
+        assert_eq!(sampled(1, 1 << 20).count(), 1);
+        assert_eq!(sampled(16, 1 << 30).collect::<Vec<_>>(), [4, 12]);
+        assert_eq!(sampled(0, 0).count(), 0);
+    }
+}
