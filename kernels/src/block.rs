@@ -9,10 +9,11 @@
 use core::fmt;
 use core::mem::{offset_of, size_of};
 
-use tierpack_shm::types::{CodecId, Dtype, index};
+use tierpack_shm::types::{Access, CodecId, Dtype, index};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::cut::{Grid, HEAD_BYTES, Runs, STRIDE_UNIT, bytes_of, max_stride};
 use crate::error::{Error, Result};
 use crate::geometry::MAX_BLOCK_RAW_BYTES;
 
@@ -41,7 +42,8 @@ struct Header {
     overflow_len: U32,
     total_len: U32,
     crc32c: U32,
-    reserved: [u8; 20],
+    access: u8,
+    reserved: [u8; 19],
 }
 
 const _: () = {
@@ -59,7 +61,8 @@ const _: () = {
     assert!(offset_of!(Header, overflow_len) == 32);
     assert!(offset_of!(Header, total_len) == 36);
     assert!(offset_of!(Header, crc32c) == 40);
-    assert!(offset_of!(Header, reserved) == 44);
+    assert!(offset_of!(Header, access) == 44);
+    assert!(offset_of!(Header, reserved) == 45);
 };
 
 /// One encoded block whose header has been checked.
@@ -73,6 +76,7 @@ pub struct Block<'a> {
     codec: CodecId,
     dtype: Dtype,
     raw_bytes: u64,
+    grid: Option<Grid>,
 }
 
 impl<'a> Block<'a> {
@@ -85,20 +89,11 @@ impl<'a> Block<'a> {
     /// [`Error::UnknownVersion`], [`Error::UnknownCodec`] and [`Error::UnknownDtype`] where a newer TierPack
     /// may have written the block.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
+        let checked = Checked::of(bytes)?;
+        let Checked { header, codec, dtype, raw_bytes, grid, total_len } = checked;
         let got = bytes.len() as u64;
-        let truncated = |needed| Error::BlockTruncated { needed, got };
-        let (header, _) = Header::read_from_prefix(bytes).map_err(|_| truncated(HEADER_BYTES))?;
-        let (codec, dtype) = header.identify()?;
-        let row_bytes = header.row_bytes(dtype)?;
-        let raw_bytes = u64::from(header.rows.get()) * row_bytes;
-        let body_len = match codec {
-            CodecId::Raw => header.check_raw(row_bytes, raw_bytes)?,
-            other => return Err(Error::UnknownCodec { number: other as u8 }),
-        };
-        let total_len = HEADER_BYTES + body_len;
-        expect_field("total_len", header.total_len.get(), total_len)?;
-        let bytes = bytes.get(..index(total_len)).ok_or_else(|| truncated(total_len))?;
-        Ok(Self { bytes, header, codec, dtype, raw_bytes })
+        let bytes = bytes.get(..index(total_len)).ok_or(Error::BlockTruncated { needed: total_len, got })?;
+        Ok(Self { bytes, header, codec, dtype, raw_bytes, grid })
     }
 
     /// Compares the header's CRC32C with that of the bytes.
@@ -155,6 +150,25 @@ impl<'a> Block<'a> {
         self.raw_bytes
     }
 
+    /// How records were cut; `None` for `raw`, which has one per row.
+    #[inline]
+    pub fn access(&self) -> Option<Access> {
+        self.header.access()
+    }
+
+    /// Where the records stand; `None` for `raw`.
+    #[inline]
+    pub(crate) const fn grid(&self) -> Option<&Grid> {
+        self.grid.as_ref()
+    }
+
+    /// What the records did not hold, in their order; empty for `raw`.
+    #[inline]
+    pub fn overflow(&self) -> &'a [u8] {
+        let start = self.bytes.len() - index(u64::from(self.header.overflow_len.get()));
+        &self.bytes[start..]
+    }
+
     /// The whole block, header included, without what follows it.
     #[inline]
     pub const fn bytes(&self) -> &'a [u8] {
@@ -172,6 +186,49 @@ impl<'a> Block<'a> {
 impl fmt::Debug for Block<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block").field("header", &self.header).finish_non_exhaustive()
+    }
+}
+
+/// Bytes of the whole block whose first [`HEADER_BYTES`] bytes are given: a reader that has only the header
+/// and the front learns how far the overflow goes.
+///
+/// At most [`HEADER_BYTES`] + [`MAX_BLOCK_RAW_BYTES`].
+///
+/// # Errors
+/// Those of [`Block::parse`], except that bytes after the header may be missing.
+pub fn needed_len(header: &[u8]) -> Result<u64> {
+    Checked::of(header).map(|checked| checked.total_len)
+}
+
+/// A header whose fields agree with each other.
+struct Checked {
+    header: Header,
+    codec: CodecId,
+    dtype: Dtype,
+    raw_bytes: u64,
+    grid: Option<Grid>,
+    total_len: u64,
+}
+
+impl Checked {
+    fn of(bytes: &[u8]) -> Result<Self> {
+        let got = bytes.len() as u64;
+        let truncated = |_| Error::BlockTruncated { needed: HEADER_BYTES, got };
+        let (header, _) = Header::read_from_prefix(bytes).map_err(truncated)?;
+        let (codec, dtype) = header.identify()?;
+        let row_bytes = header.row_bytes(dtype)?;
+        let raw_bytes = u64::from(header.rows.get()) * row_bytes;
+        let (grid, body_len) = match codec {
+            CodecId::Raw => (None, header.check_raw(row_bytes, raw_bytes)?),
+            CodecId::Ibp | CodecId::IbpWindow => {
+                let (grid, body_len) = header.check_ibp(dtype, raw_bytes)?;
+                (Some(grid), body_len)
+            }
+            other => return Err(Error::UnknownCodec { number: other as u8 }),
+        };
+        let total_len = HEADER_BYTES + body_len;
+        expect_field("total_len", header.total_len.get(), total_len)?;
+        Ok(Self { header, codec, dtype, raw_bytes, grid, total_len })
     }
 }
 
@@ -213,9 +270,44 @@ impl Header {
         }
     }
 
+    fn access(&self) -> Option<Access> {
+        match self.access {
+            1 => Some(Access::Rows),
+            2 => Some(Access::Whole),
+            _ => None,
+        }
+    }
+
+    /// Codecs with records: counts and strides that follow from the shape, and fewer bytes than `raw` takes;
+    /// gives the grid and the length of front and overflow.
+    fn check_ibp(&self, dtype: Dtype, raw_bytes: u64) -> Result<(Grid, u64)> {
+        let Some(access) = self.access() else {
+            return Err(Error::Field { field: "access", found: u32::from(self.access), expected: 1 });
+        };
+        let generation = self.generation.get();
+        if generation == 0 {
+            return Err(Error::Field { field: "generation", found: generation, expected: 1 });
+        }
+        let runs = Runs::of(access, u64::from(self.rows.get()), u64::from(self.columns.get()));
+        expect_field("records", self.records.get(), runs.total_records())?;
+        let full_bytes = bytes_of(dtype, if runs.records > 1 { crate::cut::RECORD_ELEMS } else { 0 });
+        let record_stride = expect_stride("record_stride", self.record_stride.get(), full_bytes)?;
+        let tail_bytes = bytes_of(dtype, runs.tail_elems);
+        let tail_stride = expect_stride("tail_stride", self.tail_stride.get(), tail_bytes)?;
+        let grid = Grid::new(runs, dtype, record_stride, tail_stride);
+        let body_len = grid.front_len() + u64::from(self.overflow_len.get());
+        if body_len >= raw_bytes {
+            let expected = raw_bytes.saturating_sub(grid.front_len() + 1);
+            let found = self.overflow_len.get();
+            return Err(Error::Field { field: "overflow_len", found, expected });
+        }
+        Ok((grid, body_len))
+    }
+
     /// Codec `raw`: one record per row, of the row's own length, and nothing else; gives the length of front
     /// and overflow.
     fn check_raw(&self, row_bytes: u64, raw_bytes: u64) -> Result<u64> {
+        expect_field("access", u32::from(self.access), 0)?;
         expect_field("generation", self.generation.get(), 0)?;
         expect_field("records", self.records.get(), u64::from(self.rows.get()))?;
         expect_field("record_stride", self.record_stride.get(), 0)?;
@@ -227,6 +319,19 @@ impl Header {
 
 fn expect_field(field: &'static str, found: u32, expected: u64) -> Result<()> {
     if u64::from(found) == expected { Ok(()) } else { Err(Error::Field { field, found, expected }) }
+}
+
+/// A stride of records with this many raw bytes; 0 where there are none.
+fn expect_stride(field: &'static str, found: u32, raw_bytes: u64) -> Result<u64> {
+    let stride = u64::from(found);
+    let (least, most) = match raw_bytes {
+        0 => (0, 0),
+        _ => (HEAD_BYTES + STRIDE_UNIT, max_stride(raw_bytes)),
+    };
+    if stride < least || !stride.is_multiple_of(STRIDE_UNIT) {
+        return Err(Error::Field { field, found, expected: least.max(stride.next_multiple_of(STRIDE_UNIT)) });
+    }
+    if stride > most { Err(Error::Field { field, found, expected: most }) } else { Ok(stride) }
 }
 
 /// CRC32C of the header, its own field zero, and of what follows.
@@ -247,10 +352,13 @@ pub(crate) struct Layout {
     pub(crate) record_stride: u64,
     pub(crate) tail_stride: u64,
     pub(crate) overflow_len: u64,
+    /// How records were cut; `None` for `raw`.
+    pub(crate) access: Option<Access>,
 }
 
-/// Replaces the content of `out` with a block: header, then `body`, which is front and overflow.
-pub(crate) fn write(layout: &Layout, body: &[u8], out: &mut Vec<u8>) {
+/// Replaces the content of `out` with a block: header, front, overflow.
+pub(crate) fn write(layout: &Layout, front: &[u8], overflow: &[u8], out: &mut Vec<u8>) {
+    let body_len = front.len() + overflow.len();
     let mut header = Header {
         magic: MAGIC,
         version: U16::new(FORMAT_VERSION),
@@ -263,15 +371,17 @@ pub(crate) fn write(layout: &Layout, body: &[u8], out: &mut Vec<u8>) {
         record_stride: field(layout.record_stride),
         tail_stride: field(layout.tail_stride),
         overflow_len: field(layout.overflow_len),
-        total_len: field(HEADER_BYTES + body.len() as u64),
+        total_len: field(HEADER_BYTES + body_len as u64),
         crc32c: U32::ZERO,
-        reserved: [0; 20],
+        access: layout.access.map_or(0, |access| access as u8),
+        reserved: [0; 19],
     };
-    header.crc32c = U32::new(checksum(header, body));
+    header.crc32c = U32::new(crc32c::crc32c_append(checksum(header, front), overflow));
     out.clear();
-    out.reserve_exact(index(HEADER_BYTES) + body.len());
+    out.reserve_exact(index(HEADER_BYTES) + body_len);
     out.extend_from_slice(header.as_bytes());
-    out.extend_from_slice(body);
+    out.extend_from_slice(front);
+    out.extend_from_slice(overflow);
 }
 
 /// A count or length of a block as the header stores it.

@@ -1,27 +1,52 @@
-//! Encoding and decoding of blocks: one function each, dispatched on the codec.
+//! Encoding and decoding of blocks and rows: one function each, dispatched on the codec.
 //!
 //! The caller owns every buffer.
 //! Decoding takes a checked [`Block`], so that damage is found once, by the parser.
-//! The exceptions are [`raw_row`] and [`raw_payload`]: the hot path of `gather` and `view` reads blocks that
-//! its own daemon wrote under a lease, and finds their bytes by bounds-checked arithmetic without a parse.
+//! The exceptions are [`raw_row`], [`raw_payload`] and [`decode_row`]: the hot path of `gather` and `view` reads
+//! blocks that its own daemon wrote under a lease, and finds their bytes by bounds-checked arithmetic without a
+//! parse.
 
 use tierpack_shm::types::CodecId;
 
 use crate::block::{Block, HEADER_BYTES};
+use crate::coder::Coder;
 use crate::error::{Error, Result};
 use crate::geometry::{BlockShape, Geometry};
+use crate::ibp::{self, Source};
 use crate::scalar;
+
+pub use crate::ibp::Scratch;
+
+/// How the blocks of a tensor are encoded.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Encoding<'a> {
+    /// Verbatim.
+    Raw,
+    /// With the metadata of this coder, by its codec; a block that does not shrink becomes `raw`.
+    Coded(&'a Coder),
+}
 
 /// What an encoder did with one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Encoded {
-    /// The codec in the block's header.
+    /// The codec in the block's header: `raw` where encoding did not shorten the block.
     pub codec: CodecId,
-    /// Elements that did not fit the metadata; 0 for `raw`, which has none.
+    /// Chunks that did not fit the metadata; 0 where the encoding is `raw`, which has none.
     pub escapes: u64,
-    /// Elements that the metadata shortened; 0 for `raw`.
+    /// Chunks that the metadata shortened; 0 where the encoding is `raw`.
     pub participating: u64,
+}
+
+/// What [`decode_row`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the row may need bytes that were not given"]
+pub enum RowRead {
+    /// The row is decoded.
+    Done,
+    /// Part of the row is in the overflow, which the bytes given do not reach; the output is unspecified.
+    NeedsOverflow,
 }
 
 /// The most bytes that a block of this shape takes, whatever the codec: its raw bytes and a header.
@@ -38,45 +63,96 @@ pub const fn max_encoded_len(shape: &BlockShape) -> u64 {
 ///
 /// # Errors
 /// [`Error::NoSuchBlock`] and [`Error::RawLength`] where `block_idx` or `raw` do not belong to the tensor;
-/// [`Error::UnknownCodec`] for a codec without an encoder.
+/// [`Error::MetadataField`] where the coder was made for another geometry.
 pub fn encode_block(
-    codec: CodecId,
+    encoding: Encoding<'_>,
     geometry: &Geometry,
     block_idx: u64,
     raw: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<Encoded> {
-    if block_idx >= geometry.n_blocks() {
-        return Err(Error::NoSuchBlock { block_idx, n_blocks: geometry.n_blocks() });
-    }
-    let shape = geometry.block(block_idx);
+    let shape = shape_of(geometry, block_idx)?;
     let got = raw.len() as u64;
     if got != shape.raw_bytes {
         return Err(Error::RawLength { block_idx, needed: shape.raw_bytes, got });
     }
-    match codec {
-        CodecId::Raw => Ok(scalar::raw::encode(geometry.dtype(), &shape, raw, out)),
-        other => Err(Error::UnknownCodec { number: other as u8 }),
+    match encoding {
+        Encoding::Raw => Ok(scalar::raw::encode(geometry.dtype(), &shape, raw, out)),
+        Encoding::Coded(coder) if coder.geometry() == geometry => Ok(ibp::encode(coder, &shape, raw, out)),
+        Encoding::Coded(coder) => Err(Error::MetadataField {
+            field: "row_bytes",
+            found: coder.geometry().row_bytes(),
+            expected: "that of the tensor: the coder was made for another",
+        }),
     }
 }
 
 /// Decodes a whole block into `out`.
 ///
 /// Shapes: `out` holds `block.raw_bytes()` bytes, row-major, native dtype.
+/// `coder` is that of the block's generation; a `raw` block needs none.
 ///
 /// # Errors
-/// [`Error::OutputLength`] where `out` has another length; [`Error::UnknownCodec`] for a codec without a
-/// decoder.
-pub fn decode_block(block: &Block<'_>, out: &mut [u8]) -> Result<()> {
+/// [`Error::OutputLength`] where `out` has another length; [`Error::NoMetadata`] and
+/// [`Error::WrongGeneration`] where `coder` is not the block's; [`Error::Field`] and [`Error::Overflow`] where
+/// the block is damaged, and `out` then holds anything.
+pub fn decode_block(block: &Block<'_>, coder: Option<&Coder>, out: &mut [u8]) -> Result<()> {
     let got = out.len() as u64;
     if got != block.raw_bytes() {
         return Err(Error::OutputLength { needed: block.raw_bytes(), got });
     }
-    match block.codec() {
-        CodecId::Raw => scalar::raw::decode(block, out),
-        other => return Err(Error::UnknownCodec { number: other as u8 }),
+    match (block.codec(), coder) {
+        (CodecId::Raw, _) => {
+            scalar::raw::decode(block, out);
+            Ok(())
+        }
+        (codec, None) => Err(Error::NoMetadata { codec, generation: block.generation() }),
+        (_, Some(coder)) => Source::of_block(coder, block)?.decode_all(out, &mut Scratch::new()),
     }
-    Ok(())
+}
+
+/// Decodes one row of an encoded block, or its piece of a row, without a look at the block's header.
+///
+/// Shapes: `out` holds [`BlockShape::row_bytes`] bytes; `block_idx` and `row_in_block` come from
+/// [`Geometry::locate`].
+/// `bytes` start with the header and hold at least [`Coder::front_end`] bytes.
+/// That is enough for most rows; for [`RowRead::NeedsOverflow`], ask [`crate::block::needed_len`] how long the
+/// block is and come again with all of it.
+/// A second [`RowRead::NeedsOverflow`] means that the block is damaged.
+///
+/// # Errors
+/// [`Error::NoSuchBlock`], [`Error::NoSuchRow`] and [`Error::OutputLength`] where the arguments do not belong
+/// to the tensor; [`Error::BlockTruncated`] where `bytes` end within the front.
+#[inline]
+pub fn decode_row(
+    coder: &Coder,
+    block_idx: u64,
+    row_in_block: u64,
+    bytes: &[u8],
+    out: &mut [u8],
+    scratch: &mut Scratch,
+) -> Result<RowRead> {
+    let shape = shape_of(coder.geometry(), block_idx)?;
+    if row_in_block >= shape.rows {
+        return Err(Error::NoSuchRow { row_in_block, rows: shape.rows });
+    }
+    let got = out.len() as u64;
+    if got != shape.row_bytes {
+        return Err(Error::OutputLength { needed: shape.row_bytes, got });
+    }
+    match Source::of_front(coder, &shape, bytes)?.decode_row(row_in_block, out, scratch) {
+        Ok(()) => Ok(RowRead::Done),
+        Err(_) => Ok(RowRead::NeedsOverflow),
+    }
+}
+
+#[inline]
+fn shape_of(geometry: &Geometry, block_idx: u64) -> Result<BlockShape> {
+    if block_idx < geometry.n_blocks() {
+        Ok(geometry.block(block_idx))
+    } else {
+        Err(Error::NoSuchBlock { block_idx, n_blocks: geometry.n_blocks() })
+    }
 }
 
 /// The bytes of row `row_in_block` of a `raw` block, without a look at its header.
@@ -112,9 +188,9 @@ mod tests {
     fn encode_refuses_what_does_not_belong_to_the_tensor() {
         let geometry = geometry(Dtype::U8, &[2, 3]);
         let mut out = vec![7];
-        let result = encode_block(CodecId::Raw, &geometry, 1, &[0; 6], &mut out);
+        let result = encode_block(Encoding::Raw, &geometry, 1, &[0; 6], &mut out);
         assert_eq!(result, Err(Error::NoSuchBlock { block_idx: 1, n_blocks: 1 }));
-        let result = encode_block(CodecId::Raw, &geometry, 0, &[0; 5], &mut out);
+        let result = encode_block(Encoding::Raw, &geometry, 0, &[0; 5], &mut out);
         assert_eq!(result, Err(Error::RawLength { block_idx: 0, needed: 6, got: 5 }));
         assert_eq!(out, [7], "a failed call changes nothing");
     }
@@ -123,7 +199,7 @@ mod tests {
     fn encode_replaces_what_the_buffer_held() {
         let geometry = geometry(Dtype::U8, &[2, 3]);
         let mut out = vec![0xA5; 1000];
-        let encoded = encode_block(CodecId::Raw, &geometry, 0, &[1, 2, 3, 4, 5, 6], &mut out);
+        let encoded = encode_block(Encoding::Raw, &geometry, 0, &[1, 2, 3, 4, 5, 6], &mut out);
         assert_eq!(encoded, Ok(Encoded { codec: CodecId::Raw, escapes: 0, participating: 0 }));
         assert_eq!(out.len() as u64, max_encoded_len(&geometry.block(0)));
         assert_eq!(out[64..], [1, 2, 3, 4, 5, 6]);
@@ -133,10 +209,10 @@ mod tests {
     fn decode_refuses_an_output_of_another_length() {
         let geometry = geometry(Dtype::U8, &[2, 3]);
         let mut bytes = Vec::new();
-        encode_block(CodecId::Raw, &geometry, 0, &[9; 6], &mut bytes).unwrap();
+        encode_block(Encoding::Raw, &geometry, 0, &[9; 6], &mut bytes).unwrap();
         let block = Block::parse(&bytes).unwrap();
         for got in [0, 5, 7] {
-            let result = decode_block(&block, &mut vec![0; got]);
+            let result = decode_block(&block, None, &mut vec![0; got]);
             assert_eq!(result, Err(Error::OutputLength { needed: 6, got: got as u64 }));
         }
     }

@@ -1,9 +1,9 @@
-//! What can be wrong with a tensor's shape or with a block's bytes.
+//! What can be wrong with a tensor's shape, with a block's bytes or with metadata.
 //!
 //! Every variant carries the numbers that were compared, so that a caller can match and a user can read.
 //! Bytes from outside never panic: they end here.
 
-use tierpack_shm::types::Dtype;
+use tierpack_shm::types::{CodecId, Dtype};
 
 use crate::block::FORMAT_VERSION;
 use crate::geometry::{MAX_BLOCK_RAW_BYTES, MAX_RANK};
@@ -11,7 +11,7 @@ use crate::geometry::{MAX_BLOCK_RAW_BYTES, MAX_RANK};
 /// A result of this crate.
 pub type Result<T> = core::result::Result<T, Error>;
 
-/// What can be wrong with a tensor's shape or with a block's bytes.
+/// What can be wrong with a tensor's shape, with a block's bytes or with metadata.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -163,4 +163,84 @@ pub enum Error {
         /// CRC32C of the bytes.
         computed: u32,
     },
+    /// The block needs metadata to be decoded, and none was given.
+    #[error("block of codec {codec} needs metadata of generation {generation}, none was given")]
+    NoMetadata {
+        /// The block's codec.
+        codec: CodecId,
+        /// The block's generation.
+        generation: u32,
+    },
+    /// The metadata given are not those that encoded the block.
+    #[error("block needs metadata of generation {needed}, those given have generation {got}")]
+    WrongGeneration {
+        /// The block's generation.
+        needed: u32,
+        /// The generation of the metadata.
+        got: u32,
+    },
+    /// The block has no such row.
+    #[error("row {row_in_block} of a block that has {rows}")]
+    NoSuchRow {
+        /// The row asked for.
+        row_in_block: u64,
+        /// Rows of the block.
+        rows: u64,
+    },
+    /// A record says that its overflow lies where the block has none.
+    #[error(
+        "record needs overflow bytes {offset} to {end}, the block has {overflow_len}: the block is damaged"
+    )]
+    Overflow {
+        /// First byte of the record's overflow.
+        offset: u64,
+        /// The byte after its last.
+        end: u64,
+        /// Bytes of the block's overflow that are there.
+        overflow_len: u64,
+    },
+    /// The bytes end before the metadata do.
+    #[error("metadata need {needed} bytes, only {got} are there")]
+    MetadataTruncated {
+        /// Bytes of the header, or of all metadata where the header is whole.
+        needed: u64,
+        /// Bytes that are there.
+        got: u64,
+    },
+    /// The bytes are not metadata.
+    #[error("not metadata: the first four bytes are {found:02x?}, expected \"TPM1\"")]
+    NotMetadata {
+        /// The first four bytes.
+        found: [u8; 4],
+    },
+    /// The metadata have a format version of the future.
+    #[error(
+        "metadata have format version {found}, made by a newer TierPack: this one reads version \
+         {FORMAT_VERSION}, update it"
+    )]
+    UnknownMetadataVersion {
+        /// The version of the metadata.
+        found: u16,
+    },
+    /// A field of the metadata has a value without a meaning, or contradicts the tensor.
+    #[error("{field} of the metadata is {found}, expected {expected}: damaged, or of another tensor")]
+    MetadataField {
+        /// The field's name in FORMAT.md.
+        field: &'static str,
+        /// Its value.
+        found: u64,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// The metadata are not those that were written.
+    #[error("metadata checksum is {computed:#010x}, the header says {stored:#010x}: the bytes are damaged")]
+    MetadataChecksum {
+        /// CRC32C in the header.
+        stored: u32,
+        /// CRC32C of the bytes.
+        computed: u32,
+    },
+    /// A fit was asked for without a block to fit.
+    #[error("no sample: a fit needs at least one block of the tensor")]
+    NoSample,
 }

@@ -9,8 +9,8 @@
 //! The values are words: nothing here looks at them as numbers, so every bit pattern survives.
 //!
 //! ```
-//! use tierpack_kernels::{block::Block, codec, geometry::Geometry};
-//! use tierpack_shm::types::{Access, CodecId, Dtype};
+//! use tierpack_kernels::{block::Block, codec::{self, Encoding}, geometry::Geometry};
+//! use tierpack_shm::types::{Access, Dtype};
 //!
 //! // Three rows of two bf16 values: one block.
 //! let raw: Vec<u8> = (0..12).collect();
@@ -18,13 +18,13 @@
 //! assert_eq!((geometry.n_blocks(), geometry.n_rows(), geometry.row_bytes()), (1, 3, 4));
 //!
 //! let mut encoded = Vec::new();
-//! codec::encode_block(CodecId::Raw, &geometry, 0, &raw, &mut encoded)?;
+//! codec::encode_block(Encoding::Raw, &geometry, 0, &raw, &mut encoded)?;
 //!
 //! // A reader that trusts nothing parses and checks the block before it decodes.
 //! let block = Block::parse(&encoded)?;
 //! block.verify_crc()?;
 //! let mut decoded = vec![0; raw.len()];
-//! codec::decode_block(&block, &mut decoded)?;
+//! codec::decode_block(&block, None, &mut decoded)?;
 //! assert_eq!(decoded, raw);
 //!
 //! // A gather finds a row by arithmetic alone.
@@ -37,8 +37,18 @@
 
 pub mod block;
 pub mod codec;
+mod coder;
+mod cpu;
+mod cut;
 mod error;
+pub mod fit;
 pub mod geometry;
+mod ibp;
+pub mod metadata;
 mod scalar;
+mod window;
 
+pub use coder::Coder;
+pub use cpu::Level;
+pub use cut::RECORD_ELEMS;
 pub use error::{Error, Result};

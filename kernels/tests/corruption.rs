@@ -4,14 +4,14 @@ use proptest::prelude::*;
 use tierpack_kernels::block::Block;
 use tierpack_kernels::geometry::{Geometry, MAX_BLOCK_RAW_BYTES};
 use tierpack_kernels::{Error, Result, codec};
-use tierpack_shm::types::{Access, CodecId, Dtype, index};
+use tierpack_shm::types::{Access, Dtype, index};
 
 /// A block of 5 rows of 3 bf16 values.
 fn good_block() -> Vec<u8> {
     let geometry = Geometry::new(Dtype::Bf16, &[5, 3], Access::Rows, None).expect("a valid shape");
     let raw: Vec<u8> = (100..130).collect();
     let mut bytes = Vec::new();
-    codec::encode_block(CodecId::Raw, &geometry, 0, &raw, &mut bytes).expect("a block");
+    codec::encode_block(codec::Encoding::Raw, &geometry, 0, &raw, &mut bytes).expect("a block");
     bytes
 }
 
@@ -25,7 +25,7 @@ fn decode_if_parsed(bytes: &[u8]) {
     if let Ok(block) = Block::parse(bytes) {
         assert!(block.raw_bytes() <= MAX_BLOCK_RAW_BYTES);
         let mut out = vec![0; index(block.raw_bytes())];
-        assert_eq!(codec::decode_block(&block, &mut out), Ok(()));
+        assert_eq!(codec::decode_block(&block, None, &mut out), Ok(()));
     }
 }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tierpack_kernels::block::{Block, HEADER_BYTES};
 use tierpack_kernels::codec;
 use tierpack_kernels::geometry::Geometry;
-use tierpack_shm::types::{Access, CodecId, Dtype, index};
+use tierpack_shm::types::{Access, Dtype, index};
 
 /// Encodes, checks and decodes all of a tensor, block by block; then reads each row by arithmetic.
 fn round_trip(geometry: &Geometry, raw: &[u8]) -> tierpack_kernels::Result<()> {
@@ -14,7 +14,7 @@ fn round_trip(geometry: &Geometry, raw: &[u8]) -> tierpack_kernels::Result<()> {
     for block_idx in 0..geometry.n_blocks() {
         let shape = geometry.block(block_idx);
         let range = index(shape.byte_offset)..index(shape.byte_offset + shape.raw_bytes);
-        codec::encode_block(CodecId::Raw, geometry, block_idx, &raw[range.clone()], &mut encoded)?;
+        codec::encode_block(codec::Encoding::Raw, geometry, block_idx, &raw[range.clone()], &mut encoded)?;
         assert_eq!(encoded.len() as u64, HEADER_BYTES + shape.raw_bytes);
         assert!(encoded.len() as u64 <= codec::max_encoded_len(&shape));
 
@@ -22,7 +22,7 @@ fn round_trip(geometry: &Geometry, raw: &[u8]) -> tierpack_kernels::Result<()> {
         block.verify_crc()?;
         assert_eq!(block.dtype(), geometry.dtype());
         assert_eq!((u64::from(block.rows()), u64::from(block.columns())), (shape.rows, shape.columns));
-        codec::decode_block(&block, &mut decoded[range.clone()])?;
+        codec::decode_block(&block, None, &mut decoded[range.clone()])?;
         assert_eq!(codec::raw_payload(&encoded, shape.raw_bytes), Some(&raw[range]));
         for row in 0..shape.rows {
             gathered.extend_from_slice(codec::raw_row(&encoded, shape.row_bytes, row).expect("a row"));
@@ -125,14 +125,14 @@ fn a_block_parses_at_any_address() {
     let geometry = Geometry::new(Dtype::F64, &[2, 3], Access::Rows, None).expect("a valid shape");
     let raw = noise(48);
     let mut encoded = Vec::new();
-    codec::encode_block(CodecId::Raw, &geometry, 0, &raw, &mut encoded).expect("a block");
+    codec::encode_block(codec::Encoding::Raw, &geometry, 0, &raw, &mut encoded).expect("a block");
     for offset in 0..16 {
         let mut shifted = vec![0; offset];
         shifted.extend_from_slice(&encoded);
         let block = Block::parse(&shifted[offset..]).expect("a good block");
         let mut decoded = [0; 49];
         let start = offset % 2;
-        codec::decode_block(&block, &mut decoded[start..start + 48]).expect("a decode");
+        codec::decode_block(&block, None, &mut decoded[start..start + 48]).expect("a decode");
         assert_eq!(decoded[start..start + 48], raw);
     }
 }

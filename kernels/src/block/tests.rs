@@ -3,7 +3,7 @@
 //! Each starts from a good block and changes one field; `tests/corruption.rs` changes everything.
 
 use super::*;
-use crate::codec;
+use crate::codec::{self, Encoding};
 use crate::geometry::Geometry;
 use tierpack_shm::types::Access;
 
@@ -11,7 +11,7 @@ use tierpack_shm::types::Access;
 fn block() -> Vec<u8> {
     let geometry = Geometry::new(Dtype::Bf16, &[3, 2], Access::Rows, None).unwrap();
     let mut bytes = Vec::new();
-    codec::encode_block(CodecId::Raw, &geometry, 0, &[0x5A; 12], &mut bytes).unwrap();
+    codec::encode_block(Encoding::Raw, &geometry, 0, &[0x5A; 12], &mut bytes).unwrap();
     bytes
 }
 
@@ -67,7 +67,7 @@ fn rejects_versions_it_does_not_know() {
 
 #[test]
 fn rejects_codecs_and_dtypes_it_does_not_know() {
-    for number in [0, 2, 255] {
+    for number in [0, 4, 255] {
         assert_eq!(refusal(&[(6, &[number])]), Error::UnknownCodec { number });
     }
     for number in [0, 23, 255] {
@@ -77,7 +77,7 @@ fn rejects_codecs_and_dtypes_it_does_not_know() {
 
 #[test]
 fn rejects_reserved_bytes_in_use() {
-    for offset in 44..64 {
+    for offset in 45..64 {
         assert_eq!(refusal(&[(offset, &[1])]), Error::Reserved { offset, found: 1 });
     }
 }
@@ -99,6 +99,7 @@ fn rejects_empty_partial_and_oversized_blocks() {
 
 #[test]
 fn rejects_fields_that_contradict_codec_raw() {
+    assert_eq!(refusal(&[(44, &[1])]), wrong_field("access", 1, 0));
     assert_eq!(refusal(&[(8, &[1])]), wrong_field("generation", 1, 0));
     assert_eq!(refusal(&[(20, &[6])]), wrong_field("records", 6, 3));
     assert_eq!(refusal(&[(24, &[4])]), wrong_field("record_stride", 4, 0));

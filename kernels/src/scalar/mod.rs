@@ -3,4 +3,5 @@
 //! Slow is fine here; every other backend must write and read the same bytes.
 #![forbid(unsafe_code)]
 
+pub(crate) mod ibp;
 pub(crate) mod raw;

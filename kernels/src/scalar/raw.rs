@@ -23,8 +23,10 @@ pub(crate) fn encode(dtype: Dtype, shape: &BlockShape, raw: &[u8], out: &mut Vec
             record_stride: 0,
             tail_stride: shape.row_bytes,
             overflow_len: 0,
+            access: None,
         },
         raw,
+        &[],
         out,
     );
     Encoded { codec: CodecId::Raw, escapes: 0, participating: 0 }

@@ -1,0 +1,127 @@
+//! Metadata and codec from a sample of a tensor, by measured stored bytes.
+//!
+//! [`fit`] sweeps what FORMAT.md leaves open for one codec: threshold, chunk, one mask or one per column, and
+//! for `ibp:window` the bases.
+//! Every candidate is measured, not estimated: heads, padding, overflow, headers, extent rounding and the
+//! metadata themselves all count.
+//! [`choose`] fits every codec and keeps the one with the fewest bytes.
+//! Where the sample is only a part of the tensor, one half of its blocks sets the metadata and the other half
+//! measures them, so that masks and bases of few rows do not praise themselves.
+
+mod bases;
+mod count;
+mod measure;
+mod search;
+
+use tierpack_shm::types::CodecId;
+
+use crate::error::{Error, Result};
+use crate::geometry::Geometry;
+use crate::metadata::Metadata;
+use crate::window::Window;
+
+use search::Search;
+
+/// Raw bytes that a sample has, at most, unless one block has more: spread evenly over the tensor.
+pub const SAMPLE_BYTES: u64 = 4 << 20;
+
+/// A codec that saves less than this share of the stored bytes of `raw` is not chosen.
+pub const LEAST_SAVED_PERCENT: f64 = 3.0;
+
+/// One block of the sample: its number and its raw bytes.
+pub type Sample<'a> = (u64, &'a [u8]);
+
+/// Metadata for one codec, and what they are predicted to do.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Fit {
+    /// The codec.
+    pub codec: CodecId,
+    /// The metadata, as generation 1; `None` for `raw`.
+    pub metadata: Option<Metadata>,
+    /// Stored bytes of the whole tensor: blocks and metadata, all overheads included.
+    pub predicted_stored_bytes: u64,
+    /// 100 x (1 - stored / raw bytes); negative where the overheads outweigh the savings.
+    pub predicted_saved_percent: f64,
+    /// Elements of the sample.
+    pub sample_elems: u64,
+}
+
+/// The fits of every codec, the best first.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Choice {
+    /// The codec to use.
+    pub chosen: Fit,
+    /// The others, by predicted bytes.
+    pub others: Vec<Fit>,
+}
+
+/// Blocks that make a sample: all of a small tensor, else as many as [`SAMPLE_BYTES`] hold, evenly spaced.
+pub fn sample_blocks(geometry: &Geometry) -> Vec<u64> {
+    let n_blocks = geometry.n_blocks();
+    if n_blocks == 0 {
+        return Vec::new();
+    }
+    let per_block = geometry.block(0).raw_bytes.max(1);
+    let n = (SAMPLE_BYTES / per_block).clamp(1, n_blocks);
+    // At least two where there are two: one to fit, one to measure.
+    let n = n.max(n_blocks.min(2));
+    // The middle of each of n equal parts; 128 bits, because block numbers may have 58.
+    (0..n).map(|i| middle(i, n, n_blocks)).collect()
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the quotient is below n_blocks")]
+const fn middle(i: u64, n: u64, n_blocks: u64) -> u64 {
+    ((2 * i as u128 + 1) * n_blocks as u128 / (2 * n as u128)) as u64
+}
+
+/// Fits every codec to the sample and chooses the one with the fewest predicted bytes.
+///
+/// `raw` where the best of the others saves under [`LEAST_SAVED_PERCENT`].
+///
+/// # Errors
+/// Those of [`fit`].
+pub fn choose(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Choice> {
+    let mut fits =
+        CodecId::ALL.iter().map(|&codec| fit(codec, geometry, sample)).collect::<Result<Vec<_>>>()?;
+    let raw_bytes = fits[0].predicted_stored_bytes;
+    fits.sort_by_key(|fit| {
+        let saved = percent_saved(fit.predicted_stored_bytes, raw_bytes);
+        let worth_it = fit.codec == CodecId::Raw || saved >= LEAST_SAVED_PERCENT;
+        (!worth_it, fit.predicted_stored_bytes)
+    });
+    let chosen = fits.remove(0);
+    Ok(Choice { chosen, others: fits })
+}
+
+/// Fits the metadata of one codec to a sample.
+///
+/// `sample` holds blocks of the tensor, best those of [`sample_blocks`], each once, with its raw bytes.
+/// The metadata are always those of `codec`, even where `raw` would take fewer bytes: see [`choose`].
+///
+/// # Errors
+/// [`Error::NoSample`] without blocks; [`Error::NoSuchBlock`] and [`Error::RawLength`] where a block does not
+/// belong to the tensor; [`Error::UnknownCodec`] for a codec that has no fit.
+pub fn fit(codec: CodecId, geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Fit> {
+    let search = Search::new(geometry, sample)?;
+    let (metadata, stored_bytes) = match codec {
+        CodecId::Raw => (None, search.raw_stored()),
+        CodecId::Ibp => search.best(codec, &[Window::identity()])?,
+        CodecId::IbpWindow => search.best(codec, &search.windows())?,
+        other => return Err(Error::UnknownCodec { number: other as u8 }),
+    };
+    Ok(Fit {
+        codec,
+        metadata,
+        predicted_stored_bytes: stored_bytes,
+        predicted_saved_percent: percent_saved(stored_bytes, geometry.raw_bytes()),
+        sample_elems: sample.iter().map(|(_, raw)| raw.len() as u64 * 8).sum::<u64>()
+            / u64::from(geometry.dtype().bits()),
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
+fn percent_saved(stored: u64, raw: u64) -> f64 {
+    if raw == 0 { 0.0 } else { 100.0 * (1.0 - stored as f64 / raw as f64) }
+}

@@ -1,0 +1,195 @@
+//! The sweep over windows, chunks, masks and thresholds.
+
+use tierpack_shm::types::{CodecId, UNIT_BYTES};
+
+use super::count::{Bits, Counts};
+use super::measure::measure;
+use super::{Sample, bases};
+use crate::block::HEADER_BYTES;
+use crate::error::{Error, Result};
+use crate::geometry::{BlockShape, Geometry};
+use crate::metadata::{Granularity, MAX_COLUMNS_ROW_BYTES, Metadata, masks_may_be_per_column};
+use crate::window::{Bases, Window};
+
+/// Thresholds of the sweep, in percent: a bit is invariant where so many words agree.
+const THRESHOLDS: [u64; 7] = [70, 75, 80, 85, 90, 95, 100];
+
+/// Chunks of the sweep, in bytes.
+const CHUNKS: [u8; 3] = [2, 4, 8];
+
+/// A block of the sample, transformed or not.
+pub(super) struct Words {
+    pub(super) shape: BlockShape,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// The sample in two parts: one that sets metadata and one that measures them.
+pub(super) struct Search<'a> {
+    geometry: &'a Geometry,
+    setting: Vec<Words>,
+    /// `None`: the sample is the tensor, and measures itself.
+    measuring: Option<Vec<Words>>,
+}
+
+/// A candidate that has been measured.
+struct Candidate {
+    metadata: Metadata,
+    stored_bytes: u64,
+}
+
+/// What one sweep over thresholds keeps fixed.
+struct Sweep<'a> {
+    codec: CodecId,
+    geometry: &'a Geometry,
+    window: &'a Window,
+    measuring: &'a [Words],
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(geometry: &'a Geometry, sample: &[Sample<'_>]) -> Result<Self> {
+        let mut blocks = Vec::new();
+        for &(block_idx, raw) in sample {
+            let shape = geometry.block(block_idx);
+            if shape.rows == 0 {
+                return Err(Error::NoSuchBlock { block_idx, n_blocks: geometry.n_blocks() });
+            }
+            let got = raw.len() as u64;
+            if got != shape.raw_bytes {
+                return Err(Error::RawLength { block_idx, needed: shape.raw_bytes, got });
+            }
+            blocks.push(Words { shape, bytes: raw.to_vec() });
+        }
+        if blocks.is_empty() {
+            return Err(Error::NoSample);
+        }
+        if blocks.len() as u64 == geometry.n_blocks() || blocks.len() == 1 {
+            return Ok(Self { geometry, setting: blocks, measuring: None });
+        }
+        let mut odd = false;
+        let (setting, measuring) = blocks.into_iter().partition(|_| {
+            odd = !odd;
+            odd
+        });
+        Ok(Self { geometry, setting, measuring: Some(measuring) })
+    }
+
+    /// The windows that `ibp:window` tries.
+    pub(super) fn windows(&self) -> Vec<Window> {
+        bases::candidates(&self.setting, self.geometry)
+    }
+
+    /// Stored bytes of the tensor as `raw`.
+    pub(super) fn raw_stored(&self) -> u64 {
+        let stored = |block_idx| stored_raw(&self.geometry.block(block_idx));
+        let (n_blocks, pieces) = (self.geometry.n_blocks(), self.geometry.pieces_per_row());
+        // Blocks that may be shorter than the first: the last piece of every row, or the last rows.
+        let short = if pieces > 1 { n_blocks / pieces } else { 1 };
+        let full = stored(0).saturating_mul(n_blocks - short);
+        full.saturating_add(stored(n_blocks - 1).saturating_mul(short))
+    }
+
+    /// The metadata with the fewest stored bytes, and these; of equal ones the first, which is the plainest.
+    pub(super) fn best(&self, codec: CodecId, windows: &[Window]) -> Result<(Option<Metadata>, u64)> {
+        let mut best: Option<Candidate> = None;
+        for window in windows {
+            let setting = transformed(&self.setting, window);
+            let measuring = self.measuring.as_deref().map(|words| transformed(words, window));
+            let measuring = measuring.as_deref().unwrap_or(&setting);
+            let sweep = Sweep { codec, geometry: self.geometry, window, measuring };
+            sweep.every_mask(&setting, &mut best);
+        }
+        let Candidate { metadata, stored_bytes } = best.ok_or(Error::NoSample)?;
+        Ok((Some(metadata), stored_bytes))
+    }
+}
+
+fn stored_raw(shape: &BlockShape) -> u64 {
+    (HEADER_BYTES + shape.raw_bytes).next_multiple_of(UNIT_BYTES)
+}
+
+fn transformed(words: &[Words], window: &Window) -> Vec<Words> {
+    let forward = |Words { shape, bytes }: &Words| {
+        let mut bytes = bytes.clone();
+        window.forward(0, &mut bytes);
+        Words { shape: *shape, bytes }
+    };
+    words.iter().map(forward).collect()
+}
+
+impl Sweep<'_> {
+    /// Measures every threshold, chunk and granularity of masks.
+    fn every_mask(&self, setting: &[Words], best: &mut Option<Candidate>) {
+        let geometry = self.geometry;
+        let by_group = Counts::by_group(setting, geometry);
+        let columns = geometry.row_bytes() <= MAX_COLUMNS_ROW_BYTES && geometry.n_rows() > 1;
+        let by_column = columns.then(|| Counts::by_column(setting, geometry));
+        for chunk_bytes in CHUNKS {
+            let counts = by_group.folded(usize::from(chunk_bytes));
+            self.every_threshold(Granularity::Tensor, chunk_bytes, &counts, best);
+            if let Some(counts) = &by_column
+                && masks_may_be_per_column(geometry, u64::from(chunk_bytes))
+            {
+                self.every_threshold(Granularity::Column, chunk_bytes, counts, best);
+            }
+        }
+    }
+
+    fn every_threshold(
+        &self,
+        masks: Granularity,
+        chunk_bytes: u8,
+        counts: &Counts,
+        best: &mut Option<Candidate>,
+    ) {
+        let mut last: Option<Bits> = None;
+        for percent in THRESHOLDS {
+            let bits = counts.invariant(percent);
+            if last.as_ref() == Some(&bits) {
+                continue;
+            }
+            let candidate = self.candidate(masks, chunk_bytes, &bits);
+            if best.as_ref().is_none_or(|best| candidate.stored_bytes < best.stored_bytes) {
+                *best = Some(candidate);
+            }
+            last = Some(bits);
+        }
+    }
+
+    /// Measures one candidate and scales its bytes to the tensor.
+    fn candidate(&self, masks: Granularity, chunk_bytes: u8, bits: &Bits) -> Candidate {
+        let measured = measure(self.measuring, self.geometry, masks, chunk_bytes, bits);
+        let word_bytes = self.window.word_bytes;
+        let (base, bases) = match &self.window.bases {
+            Bases::Zero => (None, Box::default()),
+            Bases::One(base) => (Some(Granularity::Tensor), base.to_le_bytes()[..word_bytes].into()),
+            Bases::Columns(bases) => (Some(Granularity::Column), bases.clone()),
+        };
+        let stride = |stride| u32::try_from(stride).expect("a stride is at most 8 KiB and a head");
+        let metadata = Metadata {
+            codec: self.codec,
+            dtype: self.geometry.dtype(),
+            access: self.geometry.access(),
+            generation: 1,
+            chunk_bytes,
+            masks,
+            base,
+            rotate: self.window.rotate,
+            row_bytes: self.geometry.row_bytes(),
+            record_stride: stride(measured.record_stride),
+            tail_stride: stride(measured.tail_stride),
+            mask: bits.mask.clone().into(),
+            bitval: bits.bitval.clone().into(),
+            bases,
+        };
+        let sample_bytes: u64 = self.measuring.iter().map(|block| block.shape.raw_bytes).sum();
+        let blocks = scaled(measured.stored_bytes, self.geometry.raw_bytes(), sample_bytes);
+        let stored_bytes = blocks.saturating_add(metadata.len_bytes().next_multiple_of(UNIT_BYTES));
+        Candidate { metadata, stored_bytes }
+    }
+}
+
+/// `value * numerator / denominator`, as large as fits.
+fn scaled(value: u64, numerator: u64, denominator: u64) -> u64 {
+    let scaled = u128::from(value) * u128::from(numerator) / u128::from(denominator.max(1));
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}

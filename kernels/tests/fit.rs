@@ -1,0 +1,195 @@
+//! Fits: the sample, the choice, and that predictions are what the blocks then take.
+
+use safetensors::SafeTensors;
+use tierpack_kernels::block::Block;
+use tierpack_kernels::codec::{self, Encoding};
+use tierpack_kernels::fit::{self, Fit, SAMPLE_BYTES};
+use tierpack_kernels::geometry::Geometry;
+use tierpack_kernels::metadata::{Granularity, Metadata};
+use tierpack_kernels::{Coder, Error};
+use tierpack_shm::types::{Access, CodecId, Dtype, UNIT_BYTES, index};
+
+/// A slice of a checkpoint in BF16; `tests/data/README.md` says where it comes from.
+const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/minilm_layer0_bf16.safetensors");
+
+fn geometry(dtype: Dtype, shape: &[u64], access: Access) -> Geometry {
+    Geometry::new(dtype, shape, access, None).expect("a valid shape")
+}
+
+/// The sample that [`fit::sample_blocks`] asks for.
+fn sample<'a>(geometry: &Geometry, raw: &'a [u8]) -> Vec<(u64, &'a [u8])> {
+    let block = |block_idx| {
+        let shape = geometry.block(block_idx);
+        (block_idx, &raw[index(shape.byte_offset)..][..index(shape.raw_bytes)])
+    };
+    fit::sample_blocks(geometry).into_iter().map(block).collect()
+}
+
+/// Encodes and decodes a tensor with a fit; gives its stored bytes.
+fn stored_bytes(geometry: &Geometry, fit: &Fit, raw: &[u8]) -> u64 {
+    let coder = fit.metadata.as_ref().map(|metadata| {
+        assert_eq!(Metadata::parse(&metadata.to_bytes(), geometry).as_ref(), Ok(metadata));
+        Coder::new(metadata, geometry).expect("metadata of this tensor")
+    });
+    let mut stored =
+        fit.metadata.as_ref().map_or(0, |metadata| metadata.len_bytes().next_multiple_of(UNIT_BYTES));
+    let (mut bytes, mut out) = (Vec::new(), Vec::new());
+    for block_idx in 0..geometry.n_blocks() {
+        let shape = geometry.block(block_idx);
+        let raw = &raw[index(shape.byte_offset)..][..index(shape.raw_bytes)];
+        let encoding = coder.as_ref().map_or(Encoding::Raw, Encoding::Coded);
+        codec::encode_block(encoding, geometry, block_idx, raw, &mut bytes).expect("a block");
+        stored += (bytes.len() as u64).next_multiple_of(UNIT_BYTES);
+        let block = Block::parse(&bytes).expect("a good block");
+        out.resize(raw.len(), 0xA5);
+        codec::decode_block(&block, coder.as_ref(), &mut out).expect("a decode");
+        assert!(out == raw, "{} of {geometry:?}", fit.codec);
+    }
+    stored
+}
+
+fn percent_saved(stored: u64, raw: u64) -> f64 {
+    100.0 * (1.0 - stored as f64 / raw as f64)
+}
+
+#[test]
+fn the_committed_weights_are_stored_as_predicted() {
+    let file = std::fs::read(DATA).expect("the committed data");
+    let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
+    for access in [Access::Rows, Access::Whole] {
+        let mut totals = [0; 3];
+        let mut total_raw = 0;
+        for (name, view) in tensors.tensors() {
+            let dtype: Dtype = view.dtype().to_string().parse().expect("a dtype of safetensors");
+            let shape: Vec<u64> = view.shape().iter().map(|&dimension| dimension as u64).collect();
+            let (geometry, raw) = (geometry(dtype, &shape, access), view.data());
+            if geometry.n_blocks() == 0 {
+                continue;
+            }
+            let mut line = format!("{name:55} {dtype} {shape:?} {access}:");
+            let mut raw_stored = 0;
+            for (&codec, total) in CodecId::ALL.iter().zip(&mut totals) {
+                let fit = fit::fit(codec, &geometry, &sample(&geometry, raw)).expect("a fit");
+                let stored = stored_bytes(&geometry, &fit, raw);
+                assert_eq!(stored, fit.predicted_stored_bytes, "{codec} of {name}");
+                if codec == CodecId::Raw {
+                    raw_stored = stored;
+                }
+                *total += stored.min(raw_stored);
+                line += &format!(" {codec} {:.2} %", percent_saved(stored, geometry.raw_bytes()));
+            }
+            total_raw += geometry.raw_bytes();
+            println!("{line}");
+        }
+        let saved = totals.map(|stored| percent_saved(stored, total_raw));
+        println!("total {access}: raw {:.2} % ibp {:.2} % ibp:window {:.2} %", saved[0], saved[1], saved[2]);
+        assert!(saved[1] > 23.0 && saved[2] > 26.0, "{saved:?}");
+    }
+}
+
+#[test]
+fn samples_are_even_bounded_and_distinct() {
+    for (dtype, shape) in [
+        (Dtype::Bf16, &[10_000_000, 384][..]),
+        (Dtype::F64, &[3, 1 << 40]),
+        (Dtype::U8, &[1 << 60]),
+        (Dtype::F32, &[100, 100]),
+        (Dtype::F32, &[5000, 1000]),
+    ] {
+        let geometry = geometry(dtype, shape, Access::Rows);
+        let blocks = fit::sample_blocks(&geometry);
+        assert!(blocks.is_sorted_by(|a, b| a < b), "{blocks:?}");
+        let bytes: u64 = blocks.iter().map(|&block_idx| geometry.block(block_idx).raw_bytes).sum();
+        assert!(bytes <= SAMPLE_BYTES && bytes >= SAMPLE_BYTES.min(geometry.raw_bytes()) / 2);
+        let (first, last) = (blocks[0], blocks[blocks.len() - 1]);
+        assert!(last < geometry.n_blocks() && first <= geometry.n_blocks() - 1 - last + 1);
+    }
+    assert_eq!(fit::sample_blocks(&geometry(Dtype::F32, &[0, 3], Access::Rows)), [0; 0]);
+}
+
+#[test]
+fn every_dtype_is_fitted_and_survives() {
+    // Words that look like floats of one size, in rows of every kind of length.
+    for &dtype in Dtype::ALL {
+        for access in [Access::Rows, Access::Whole] {
+            for columns in [1_u64, 5, 12, 64, 1024, 1500] {
+                let geometry = geometry(dtype, &[24, columns], access);
+                let raw: Vec<u8> = (0..geometry.raw_bytes())
+                    .map(|i| if i % 2 == 1 { 0x3E } else { ((i * 7919) >> 3).to_le_bytes()[0] })
+                    .collect();
+                for codec in [CodecId::Ibp, CodecId::IbpWindow] {
+                    let fit = fit::fit(codec, &geometry, &sample(&geometry, &raw)).expect("a fit");
+                    assert_eq!(fit.codec, codec);
+                    assert_eq!(fit.sample_elems, 24 * columns);
+                    let stored = stored_bytes(&geometry, &fit, &raw);
+                    assert_eq!(stored, fit.predicted_stored_bytes, "{codec} {geometry:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_part_predicts_the_whole() {
+    // 24 MiB of rows whose upper bytes are alike, of which 4 MiB are the sample.
+    let geometry = geometry(Dtype::Bf16, &[12 << 10, 1000], Access::Rows);
+    let mut state = 1_u64;
+    let raw: Vec<u8> = (0..geometry.raw_bytes() / 2)
+        .flat_map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let [.., low, high] = state.to_le_bytes();
+            [low, if high < 12 { high } else { 0x3D | high & 2 }]
+        })
+        .collect();
+    let sample = sample(&geometry, &raw);
+    assert!(sample.len() < 20);
+    let choice = fit::choose(&geometry, &sample).expect("a choice");
+    assert_ne!(choice.chosen.codec, CodecId::Raw);
+    let stored = stored_bytes(&geometry, &choice.chosen, &raw);
+    let error = stored.abs_diff(choice.chosen.predicted_stored_bytes);
+    assert!(error * 200 < geometry.raw_bytes(), "off by {error} of {stored} bytes");
+}
+
+#[test]
+fn columns_that_differ_get_bases_of_their_own() {
+    // Column c counts upward from c * 1000 in steps below 16.
+    let geometry = geometry(Dtype::I32, &[4096, 32], Access::Rows);
+    let value = |i: u32| (i % 32) * 1000 + (i / 32 * 7) % 16;
+    let raw: Vec<u8> = (0..4096 * 32).flat_map(|i| value(i).to_le_bytes()).collect();
+    let choice = fit::choose(&geometry, &sample(&geometry, &raw)).expect("a choice");
+    let metadata = choice.chosen.metadata.as_ref().expect("metadata");
+    assert_eq!(choice.chosen.codec, CodecId::IbpWindow);
+    assert_eq!(metadata.base(), Some(Granularity::Column));
+    assert_eq!(choice.others.len(), 2);
+    assert!(choice.others[0].predicted_stored_bytes > choice.chosen.predicted_stored_bytes);
+    assert!(choice.chosen.predicted_saved_percent > 70.0, "{}", choice.chosen.predicted_saved_percent);
+    stored_bytes(&geometry, &choice.chosen, &raw);
+}
+
+#[test]
+fn noise_stays_raw() {
+    let geometry = geometry(Dtype::U8, &[64, 1024], Access::Rows);
+    let mut state = 1_u64;
+    let raw: Vec<u8> = (0..geometry.raw_bytes())
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state.to_be_bytes()[0]
+        })
+        .collect();
+    let choice = fit::choose(&geometry, &sample(&geometry, &raw)).expect("a choice");
+    assert_eq!((choice.chosen.codec, choice.chosen.metadata), (CodecId::Raw, None));
+    assert_eq!(choice.chosen.predicted_stored_bytes, 64 + 65_536);
+    for fit in &choice.others {
+        assert!(stored_bytes(&geometry, fit, &raw) <= 65_536 + 1024, "never much larger than raw");
+    }
+}
+
+#[test]
+fn a_sample_that_does_not_belong_to_the_tensor_is_refused() {
+    let geometry = geometry(Dtype::U8, &[4, 3], Access::Rows);
+    assert_eq!(fit::choose(&geometry, &[]), Err(Error::NoSample));
+    let result = fit::fit(CodecId::Ibp, &geometry, &[(1, &[0; 12])]);
+    assert_eq!(result, Err(Error::NoSuchBlock { block_idx: 1, n_blocks: 1 }));
+    let result = fit::fit(CodecId::Ibp, &geometry, &[(0, &[0; 11])]);
+    assert_eq!(result, Err(Error::RawLength { block_idx: 0, needed: 12, got: 11 }));
+}
