@@ -5,13 +5,13 @@
 //! When the budget is used up, what no lease holds is freed and segments in which nothing is used return to the
 //! system, and only then is a put refused.
 //!
-//! Lock order: a namespace's `growing`, then its `inner`, then the budget.
+//! Lock order: the table of namespaces, then a namespace's `growing`, then its `inner`, then the budget.
 //! No lock is held while a segment is made or while waiting for clients.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
@@ -58,6 +58,7 @@ pub(crate) struct Store {
     /// Whether extents were freed since the last [`Store::tidy`].
     pub(crate) freed: AtomicBool,
     namespaces: RwLock<BTreeMap<String, Arc<Namespace>>>,
+    next_namespace: AtomicU32,
     events: Events,
 }
 
@@ -73,6 +74,7 @@ impl Store {
             serials: AtomicU64::new(1),
             freed: AtomicBool::new(false),
             namespaces: RwLock::new(BTreeMap::new()),
+            next_namespace: AtomicU32::new(0),
             events,
         };
         Ok(store)
@@ -108,11 +110,34 @@ impl Store {
             self.budget.end_return(segment.len(), segment.is_locked());
             return Ok(Arc::clone(found));
         }
-        let id = NamespaceId { instance: self.instance, namespace: count(namespaces.len()) };
+        // Never used twice: a namespace that was dropped may be named in messages that are still on their way.
+        let namespace = self.next_namespace.fetch_add(1, Ordering::Relaxed);
+        let id = NamespaceId { instance: self.instance, namespace };
         let made = Arc::new(Namespace::new(id, name.to_owned(), segment, self.next_serial()));
         namespaces.insert(name.to_owned(), Arc::clone(&made));
         tracing::info!(namespace = name, "namespace made");
         Ok(made)
+    }
+
+    /// Drops the namespaces that were made for puts of which none was committed, once nobody uses them.
+    pub(crate) fn drop_unused_namespaces(&self) {
+        let is_unused = |found: &Arc<Namespace>| Arc::strong_count(found) == 1 && found.is_unused();
+        if !self.namespaces.read().values().any(is_unused) {
+            return;
+        }
+        // Under the lock that others need to find it: nobody can begin to use what has one owner now.
+        let dropped: Vec<_> = self.namespaces.write().extract_if(.., |_, found| is_unused(found)).collect();
+        for (name, namespace) in dropped {
+            let segments: Vec<_> = namespace.all_segments();
+            drop(namespace);
+            for segment in segments {
+                let (len, was_locked) = (segment.len(), segment.is_locked());
+                self.budget.start_return(len);
+                drop(segment);
+                self.budget.end_return(len, was_locked);
+            }
+            tracing::info!(namespace = name, "namespace dropped: no put into it was committed");
+        }
     }
 
     fn next_serial(&self) -> u64 {
@@ -194,22 +219,17 @@ impl Store {
 
     fn new_segment(&self, len: u64) -> Result<Segment> {
         let mut segment = Segment::create(len).map_err(|source| Error::Shm { source })?;
-        let locked = match self.lock {
-            LockMode::Off => return Ok(segment),
-            LockMode::Try | LockMode::Require => segment.lock(),
-        };
-        match locked {
+        if self.lock == LockMode::Off {
+            return Ok(segment);
+        }
+        match lock(&mut segment) {
             Ok(()) => self.budget.add_locked(len),
-            Err(tierpack_shm::error::Error::Lock { source, .. }) => {
-                let reason = limits::explain_lock_failure(len, source);
-                if self.lock == LockMode::Require {
-                    return Err(reason);
-                }
+            Err(reason) if self.lock == LockMode::Require => return Err(reason),
+            Err(reason) => {
                 if self.budget.first_unlocked() {
                     tracing::warn!(reason = crate::error::chain(&reason), "segments are not page-locked");
                 }
             }
-            Err(source) => return Err(Error::Shm { source }),
         }
         Ok(segment)
     }
@@ -318,7 +338,15 @@ fn check_namespace_name(name: &str) -> Outcome<()> {
     Err(Refusal::new(ErrorCode::Invalid, format!("namespace name {shown:?} is refused: {fault}")))
 }
 
-/// A count that fits a message.
-fn count(len: usize) -> u32 {
-    u32::try_from(len).expect("bounded by MAX_NAMESPACES")
+/// Page-locks a page, for `--lock require`: what forbids it, the limit aside, shows only in the attempt.
+pub(crate) fn check_locking() -> Result<()> {
+    let mut page = Segment::create(4096).map_err(|source| Error::Shm { source })?;
+    lock(&mut page)
+}
+
+fn lock(segment: &mut Segment) -> Result<()> {
+    segment.lock().map_err(|error| match error {
+        tierpack_shm::error::Error::Lock { len, source } => limits::explain_lock_failure(len, source),
+        source => Error::Shm { source },
+    })
 }

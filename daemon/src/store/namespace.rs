@@ -67,6 +67,8 @@ struct Inner {
     retired: VecDeque<Retired>,
     /// Serial numbers of the segments that are present.
     serials: HashMap<(SegmentKind, u32), u64>,
+    /// Whether a put was ever committed: then the namespace stays, even when it is empty.
+    was_published: bool,
     /// The client pages of all sessions that are attached, until the kernel reports them gone.
     pages: Vec<(u64, Arc<ClientPage>)>,
 }
@@ -96,6 +98,7 @@ impl Namespace {
             tensors: BTreeMap::new(),
             retired: VecDeque::new(),
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
+            was_published: false,
             pages: Vec::new(),
         };
         Self { id, name, growing: Mutex::new(()), inner: Mutex::new(inner) }
@@ -168,6 +171,19 @@ impl Namespace {
         }
     }
 
+    /// Whether it holds nothing and never had a tensor.
+    pub(super) fn is_unused(&self) -> bool {
+        let inner = self.inner.lock();
+        !inner.was_published && inner.pages.is_empty() && inner.data.used_bytes() == 0
+    }
+
+    /// Every segment, for when the namespace goes.
+    pub(super) fn all_segments(&self) -> Vec<Arc<Segment>> {
+        let inner = self.inner.lock();
+        let both = [inner.directory.pool(), &inner.data];
+        both.into_iter().flat_map(|pool| pool.segments().map(|(_, segment)| Arc::clone(segment))).collect()
+    }
+
     pub(super) fn vacate(&self, id: SegmentId) {
         self.inner.lock().pool_mut(id.kind).vacate(tierpack_shm::types::index(u64::from(id.index)));
     }
@@ -216,6 +232,7 @@ impl Namespace {
             raw_bytes: content.geometry.raw_bytes(),
         };
         let publication = inner.directory.publish(&slot, fields).expect("the slot came from this directory");
+        inner.was_published = true;
         let tensor = Tensor { content, slot, publication, table, generations };
         let entry = tensor.entry(&self.name, name, &inner.directory);
         if let Some(replaced) = inner.tensors.insert(name.to_owned(), tensor) {
