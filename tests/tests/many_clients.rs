@@ -13,8 +13,10 @@ const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
 /// Clients at a time while they are killed.
 const WAVE: usize = 10;
 
-fn readers(daemon: &Daemon, n: usize) -> Vec<TestClient> {
+/// Starts readers, and waits until each has read; they go on for `steps` gathers.
+fn readers(daemon: &Daemon, n: usize, steps: &str) -> Vec<TestClient> {
     let args = ["gather", "--tensor", "features", "--tensor-id", "7", "--version", "3", "--batch", "16"];
+    let args = [&args[..], &["--steps", steps]].concat();
     let mut readers: Vec<_> = (0..n).map(|_| TestClient::start(CLIENT, daemon, &args)).collect();
     readers.iter_mut().for_each(|reader| reader.tell("go"));
     for reader in &mut readers {
@@ -36,11 +38,12 @@ fn clients_find_room_after_many_were_killed() {
     let before = Baseline::take(&daemon, 1);
     for _ in 0..killed / WAVE {
         // Dropped, and so killed, in the middle of their reads.
-        drop(readers(&daemon, WAVE));
+        drop(readers(&daemon, WAVE, "1000000000"));
     }
     before.returns(&mut daemon);
 
-    let readers = readers(&daemon, at_once);
+    // Few steps: three hundred processes that never rest would only wait for the processor.
+    let readers = readers(&daemon, at_once, "1000");
     let stats = daemon.stats();
     assert_eq!(stats.sessions.len(), 1 + at_once);
     for reader in readers {
