@@ -17,11 +17,7 @@ use tierpack_shm::types::BlockWord;
 use crate::handle::{Fault, Opened};
 
 /// The coder of the metadata that `word` names; built once per handle.
-pub(crate) fn coder<'a, A>(
-    guard: &Guard<A>,
-    opened: &'a Opened,
-    word: BlockWord,
-) -> Result<&'a Coder, Fault>
+pub(crate) fn coder<'a, A>(guard: &Guard<A>, opened: &'a Opened, word: BlockWord) -> Result<&'a Coder, Fault>
 where
     A: Deref<Target = Attachment>,
 {

@@ -20,6 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use nix::sys::socket::{Shutdown, shutdown};
@@ -34,6 +35,9 @@ use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::protocol::{ProtocolFault, Subject, refused};
 use crate::wire;
+
+/// How long a message that nobody asked for may wait for room in the socket.
+const UNASKED_LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection to a daemon.
 #[derive(Debug)]
@@ -79,6 +83,7 @@ enum End {
 
 /// What came for a request.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one per request on its way, never kept")]
 pub(crate) enum Answer {
     Reply(Reply, Vec<OwnedFd>),
     Attached(Arc<Attachment>),
@@ -92,6 +97,7 @@ pub(crate) struct Pending {
     receiver: Receiver<core::result::Result<Answer, Refusal>>,
     deadline: Deadline,
     is_attach: bool,
+    is_answered: bool,
 }
 
 impl Session {
@@ -166,7 +172,14 @@ impl Session {
             state.waiters.insert(id, Waiter { sender, attaching });
         }
         // From here on dropping `pending` takes the waiter away.
-        let pending = Pending { inner: Arc::clone(inner), id, receiver, deadline: *deadline, is_attach };
+        let pending = Pending {
+            inner: Arc::clone(inner),
+            id,
+            receiver,
+            deadline: *deadline,
+            is_attach,
+            is_answered: false,
+        };
         let system = |source| Error::System { operation: subject.operation, source };
         let sent = encode(&message)
             .and_then(|bytes| wire::send(&inner.socket, &bytes, descriptor.as_slice(), deadline));
@@ -262,9 +275,23 @@ impl Drop for Session {
 }
 
 impl Inner {
-    /// Takes a waiter away whose reply nobody waits for.
-    fn forget(&self, id: u64) {
-        self.state.lock().waiters.remove(&id);
+    /// Takes a waiter away whose reply nobody waits for; says whether it was still there.
+    fn forget(&self, id: u64) -> bool {
+        self.state.lock().waiters.remove(&id).is_some()
+    }
+
+    /// Takes back a put that the daemon began after its caller had given up: nobody else knows its id.
+    fn abort_put(&self, transfer: u64) {
+        // Relaxed: an id only has to be unique. Nobody waits for the reply.
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let deadline = Deadline::after(UNASKED_LIMIT);
+        let request = Request::PutAbort { transfer };
+        let message = ClientMessage::Request { id, deadline_ms: deadline.left_ms(), request };
+        let sent = encode(&message).and_then(|bytes| wire::send(&self.socket, &bytes, &[], &deadline));
+        if let Err(error) = sent {
+            // The daemon ends a put that idles, and every put of a session that hangs up.
+            tracing::debug!(transfer, error = %error, "a put that nobody waits for goes on");
+        }
     }
 
     /// Lets others ask for a namespace again.
@@ -307,8 +334,10 @@ impl End {
 
 impl Pending {
     /// Waits for the reply; a refusal becomes its error.
-    pub(crate) fn wait(self, subject: &Subject<'_>) -> Result<Answer> {
-        match self.receiver.recv_deadline(self.deadline.at()) {
+    pub(crate) fn wait(mut self, subject: &Subject<'_>) -> Result<Answer> {
+        let received = self.receiver.recv_deadline(self.deadline.at());
+        self.is_answered = received.is_ok();
+        match received {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(refusal)) => Err(refused(refusal, subject, self.deadline.seconds())),
             Err(RecvTimeoutError::Timeout) => Err(self.deadline.passed(subject.operation)),
@@ -320,8 +349,12 @@ impl Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         // An attach goes on without us: its reply brings a page and segments that somebody will want.
-        if !self.is_attach {
-            self.inner.forget(self.id);
+        if self.is_attach || self.is_answered || self.inner.forget(self.id) {
+            return;
+        }
+        // The thread has taken the waiter, and hands over a reply in this moment or drops the waiter.
+        if let Ok(Ok(Answer::Reply(Reply::Transfer { transfer }, _))) = self.receiver.recv() {
+            self.inner.abort_put(transfer);
         }
     }
 }

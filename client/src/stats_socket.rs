@@ -81,16 +81,14 @@ pub(crate) fn read_until(path: &Path, deadline: &Deadline) -> Result<String> {
     })
 }
 
-/// A path that is too long for an address, as that beside a control socket of 107 bytes is, is reached through its
-/// directory.
+/// A path that is too long for an address, as that beside a control socket of 107 bytes is, is reached through a
+/// descriptor of the socket's file.
 fn connect(path: &Path, deadline: &Deadline) -> core::result::Result<UnixStream, Errno> {
     if path.as_os_str().as_bytes().len() <= MAX_PATH_BYTES {
         return wire::connect(path, SockType::Stream, deadline).map(UnixStream::from);
     }
-    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Err(Errno::ENOENT) };
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let directory = open(directory, flags, Mode::empty())?;
-    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+    let file = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let short = Path::new("/proc/self/fd").join(file.as_raw_fd().to_string());
     wire::connect(&short, SockType::Stream, deadline).map(UnixStream::from)
 }
 

@@ -30,8 +30,9 @@ pub fn fill(bytes: &mut [u8], tensor: u16, version: u16, first_word: u64) {
 /// Words of `bytes` that differ from what [`fill`] wrote.
 pub fn mismatches(bytes: &[u8], tensor: u16, version: u16, first_word: u64) -> u64 {
     let words = bytes.as_chunks::<8>().0.iter().enumerate();
-    words.filter(|(n, found)| u64::from_le_bytes(**found) != word(tensor, version, first_word + *n as u64)).count()
-        as u64
+    words
+        .filter(|(n, found)| u64::from_le_bytes(**found) != word(tensor, version, first_word + *n as u64))
+        .count() as u64
 }
 
 /// A small generator of numbers with a fixed seed (xorshift64*, Vigna 2016).

@@ -16,9 +16,13 @@ use tempfile::TempDir;
 use tierpack_client::{Client, Stats};
 
 pub mod data;
+pub mod files;
+pub mod leaks;
 pub mod memory;
 pub mod peer;
+pub mod program;
 pub mod reports;
+pub mod tools;
 
 /// How long a test waits for anything.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -135,7 +139,7 @@ impl Daemon {
         let mut process = Process::start(&mut command);
         eventually("a listening daemon", || {
             assert!(process.is_running(), "the daemon ended: {}", self.log());
-            Client::builder().socket(&self.socket()).connect().ok()
+            Client::builder().socket(self.socket()).connect().ok()
         });
         self.process = Some(process);
     }
@@ -163,6 +167,15 @@ impl Daemon {
         self.process.as_mut().expect("a running daemon")
     }
 
+    /// Descriptors that it has open.
+    ///
+    /// # Panics
+    /// When it is not running.
+    pub fn descriptors(&self) -> usize {
+        let pid = self.process.as_ref().expect("a running daemon").pid();
+        std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the daemon is alive").count()
+    }
+
     /// Its control socket.
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("control.sock")
@@ -187,7 +200,7 @@ impl Daemon {
     /// # Panics
     /// When it cannot connect.
     pub fn client(&self) -> Client {
-        Client::builder().socket(&self.socket()).connect().expect("connect to the test's daemon")
+        Client::builder().socket(self.socket()).connect().expect("connect to the test's daemon")
     }
 
     /// Its stats.

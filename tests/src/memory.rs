@@ -8,7 +8,8 @@ pub fn rollup(pid: u32, field: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("the process is alive");
     let line = text.lines().find(|line| line.starts_with(field) && line[field.len()..].starts_with(':'));
     let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
-    kib.unwrap_or_else(|| panic!("smaps_rollup has no field {field}")) * 1024
+    assert!(kib.is_some(), "smaps_rollup has no field {field}");
+    kib.unwrap_or_default() * 1024
 }
 
 /// Memory that only this process has: `Private_Clean` and `Private_Dirty`.

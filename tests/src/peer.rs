@@ -9,8 +9,8 @@ use tierpack_shm::chunk::ChunkWriter;
 use tierpack_shm::error::Error;
 use tierpack_shm::layout::LAYOUT_VERSION;
 use tierpack_shm::message::{
-    Blob, ClientMessage, DaemonMessage, Hello, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PutBegin, Refusal,
-    Reply, Request, decode, decode_hello, encode,
+    Blob, ClientMessage, DaemonMessage, Hello, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, PutBegin,
+    Refusal, Reply, Request, decode, decode_hello, encode,
 };
 use tierpack_shm::page::NamespaceId;
 use tierpack_shm::socket::{connect_to, recv, send};
@@ -73,6 +73,9 @@ impl Peer {
     ///
     /// # Errors
     /// As [`send`].
+    ///
+    /// # Panics
+    /// Never: the deadline is a short time.
     pub fn ask(&mut self, request: Request, descriptors: &[BorrowedFd<'_>]) -> Result<u64, Error> {
         let id = self.next_id;
         self.next_id += 1;
@@ -108,6 +111,9 @@ impl Peer {
 
     /// Asks and waits.
     ///
+    /// # Errors
+    /// What the daemon refuses.
+    ///
     /// # Panics
     /// When the daemon hangs up.
     pub fn request(&mut self, request: Request, descriptors: &[BorrowedFd<'_>]) -> Result<Reply, Refusal> {
@@ -120,7 +126,8 @@ impl Peer {
     /// # Panics
     /// When that is refused.
     pub fn attach(&mut self, namespace: &str) -> (NamespaceId, OwnedFd, OwnedFd, u64) {
-        let id = self.ask(Request::Attach { namespace: namespace.to_owned() }, &[]).expect("the daemon reads");
+        let id =
+            self.ask(Request::Attach { namespace: namespace.to_owned() }, &[]).expect("the daemon reads");
         let (reply, descriptors) = self.reply(id).expect("the daemon answers");
         let Ok(Reply::Attached { id, header_len, .. }) = reply else { unreachable!("attach: {reply:?}") };
         let [page, header] = <[OwnedFd; 2]>::try_from(descriptors).expect("two descriptors");

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use tierpack_client::{Dtype, PutOptions};
 use tierpack_tests::data::Source;
 use tierpack_tests::reports::{LatencyReport, ReadReport};
-use tierpack_tests::{Daemon, Process, TestClient, eventually, memory};
+use tierpack_tests::{Daemon, Process, TestClient, eventually, memory, tools};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -79,11 +79,17 @@ fn eight_processes_share_one_pool_without_a_system_call() {
     let mut medians: Vec<u64> = reports.iter().map(|report| report.median_ns).collect();
     medians.sort_unstable();
     println!("{rows} rows checked by {PROCESSES} processes");
-    println!("row of a random batch of {BATCH}, eight processes at once: median {} ns", medians[medians.len() / 2]);
+    println!(
+        "row of a random batch of {BATCH}, eight processes at once: median {} ns",
+        medians[medians.len() / 2]
+    );
 
     let latency = TestClient::start(CLIENT, &daemon, &["latency", "--tensor", "features"]).finish();
     let latency: LatencyReport = serde_json::from_str(&latency).expect("a report");
-    println!("single gather of {ROW_BYTES} bytes: hot {} ns, random {} ns", latency.hot_ns, latency.random_ns);
+    println!(
+        "single gather of {ROW_BYTES} bytes: hot {} ns, random {} ns",
+        latency.hot_ns, latency.random_ns
+    );
 
     let stats = daemon.quiet();
     assert_eq!(stats.pool.used_bytes, entry.stored_bytes);
@@ -93,12 +99,17 @@ fn report(client: TestClient) -> ReadReport {
     serde_json::from_str(&client.finish()).expect("a report")
 }
 
+#[expect(clippy::print_stdout, reason = "figures of a test run")]
 fn check_memory(readers: &[Reader]) {
     let before: u64 = readers.iter().map(|reader| reader.private_when_connected).sum();
     let after: u64 = readers.iter().map(|reader| memory::private(reader.pid)).sum();
     let grown = after.saturating_sub(before);
     let buffers = PROCESSES * BATCH * (ROW_BYTES + 8);
-    println!("private memory of {PROCESSES} clients grew by {} KiB, output buffers {} KiB", grown >> 10, buffers >> 10);
+    println!(
+        "private memory of {PROCESSES} clients grew by {} KiB, output buffers {} KiB",
+        grown >> 10,
+        buffers >> 10
+    );
     assert!(grown < PRIVATE_LIMIT + buffers, "private memory grew by {grown} bytes");
 }
 
@@ -121,6 +132,7 @@ fn check_stats(daemon: &Daemon, readers: &[Reader]) {
 }
 
 /// Looks at the reader thread for a second.
+#[expect(clippy::print_stdout, reason = "figures of a test run")]
 fn check_system_calls(thread: u32) {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let calls = folder.path().join("calls");
@@ -136,16 +148,12 @@ fn check_system_calls(thread: u32) {
 
 /// `None` when strace is missing or may not look; the test fails then when tools are required.
 fn start_strace(thread: u32, calls: &Path, messages: &Path) -> Option<Process> {
-    let skip = |reason: &str| {
-        assert!(std::env::var_os("TIERPACK_REQUIRE_TOOLS").is_none_or(|value| value != "1"), "{reason}");
-        println!("skipped: {reason}");
-    };
-    if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {
-        skip("strace is not installed");
+    if !tools::can("looking at system calls", &["strace", "-V"]) {
         return None;
     }
     let mut command = Command::new("strace");
-    command.args(["-f", "-p", &thread.to_string(), "-o"]).arg(calls).stdin(Stdio::null());
+    // Without -f: only this thread, which starts no other.
+    command.args(["-p", &thread.to_string(), "-o"]).arg(calls).stdin(Stdio::null());
     command.stderr(std::fs::File::create(messages).expect("a file for strace's messages"));
     let mut strace = Process::start(&mut command);
     eventually("strace at work", || {
@@ -153,7 +161,9 @@ fn start_strace(thread: u32, calls: &Path, messages: &Path) -> Option<Process> {
         if text.contains("attached") {
             return Some(true);
         }
-        (!strace.is_running()).then(|| skip(&format!("strace may not look at a process: {text}"))).map(|()| false)
+        (!strace.is_running())
+            .then(|| tools::skip(&format!("strace may not look at a process: {text}")))
+            .map(|()| false)
     })
     .then_some(strace)
 }

@@ -38,7 +38,11 @@ pub(super) fn greet(path: &Path, deadline: &Deadline) -> Result<(OwnedFd, u64)> 
         software: concat!("tierpack-client ", env!("CARGO_PKG_VERSION")).to_owned(),
     };
     let bytes = encode(&hello).map_err(|source| GREETING.fault(source))?;
-    wire::send(&fd, &bytes, &[], deadline).map_err(|source| failed(source, deadline))?;
+    match wire::send(&fd, &bytes, &[], deadline) {
+        // A daemon that turns us away says why before it listens.
+        Ok(()) | Err(ShmError::Closed) => {}
+        Err(source) => return Err(failed(source, deadline)),
+    }
     let reply = receive(&fd, deadline)?;
     Ok((fd, instance(path, reply, deadline)?))
 }

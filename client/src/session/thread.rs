@@ -25,13 +25,10 @@ use tierpack_shm::segment::SegmentKind;
 use tierpack_shm::socket;
 use tierpack_shm::types::index;
 
-use super::{Answer, End, Inner, Waiter};
+use super::{Answer, End, Inner, UNASKED_LIMIT, Waiter};
 use crate::deadline::Deadline;
 use crate::protocol::ProtocolFault;
 use crate::wire;
-
-/// How long the daemon may take to read that a segment is unmapped.
-const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(30);
 
 type Key = (u32, SegmentKind, u32);
 
@@ -136,6 +133,10 @@ impl Thread<'_> {
         let Some(Waiter { sender, attaching }) = self.inner.state.lock().waiters.remove(&id) else {
             return match result {
                 Ok(Reply::Attached { .. }) => Err(ProtocolFault::Reply.into()),
+                Ok(Reply::Transfer { transfer }) => {
+                    self.inner.abort_put(transfer);
+                    Ok(())
+                }
                 _ => Ok(()),
             };
         };
@@ -229,7 +230,7 @@ impl Thread<'_> {
             attachment.unmap(id.kind, index(u64::from(id.index)));
         }
         let bytes = encode(&ClientMessage::Unmapped { namespace, segments })?;
-        Ok(wire::send(&self.inner.socket, &bytes, &[], &Deadline::after(ACKNOWLEDGE_LIMIT))?)
+        Ok(wire::send(&self.inner.socket, &bytes, &[], &Deadline::after(UNASKED_LIMIT))?)
     }
 }
 

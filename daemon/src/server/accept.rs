@@ -4,23 +4,24 @@
 //! nothing is left in the backlog to make the loop spin.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::sys::socket::{SockFlag, accept4};
+use nix::sys::socket::{Shutdown, SockFlag, accept4, shutdown};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use tierpack_shm::layout::LAYOUT_VERSION;
-use tierpack_shm::message::{ErrorCode, HelloReply, PROTOCOL_VERSION, Refusal, encode};
-use tierpack_shm::socket::{Peer, peer, peer_groups, send};
+use tierpack_shm::message::{ErrorCode, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Refusal, encode};
+use tierpack_shm::socket::{Peer, peer, peer_groups, recv, send};
 
 use crate::address;
 use crate::config::{Admit, Config, LockMode};
 use crate::error::{Result, chain};
 use crate::limits;
 use crate::ownership::{Listener, Ownership, SocketKind};
+use crate::store;
 use crate::store::access::Caller;
 
 /// Mode of the socket files when only the daemon's own user and root may connect.
@@ -50,6 +51,7 @@ impl Front {
         limits::check_pool_size(config.pool_bytes(), Path::new("/"))?;
         if config.lock() == LockMode::Require {
             limits::check_lock(config.pool_bytes())?;
+            store::check_locking()?;
         }
         limits::raise_descriptor_limit()?;
         address::prepare_directory(config.socket())?;
@@ -193,6 +195,11 @@ fn spare() -> Option<File> {
 
 fn turn_away(fd: &OwnedFd, refusal: Refusal) {
     tracing::warn!(reason = refusal.text, "connection refused");
+    // What it has sent is taken, and nothing more can come: a socket that is closed over unread messages makes the
+    // peer's next call fail before it sees the answer.
+    let _ = shutdown(fd.as_raw_fd(), Shutdown::Read).is_ok();
+    let mut message = vec![0; MAX_MESSAGE_BYTES];
+    while recv(fd, &mut message).is_ok() {}
     let reply = HelloReply::Refused { protocol: PROTOCOL_VERSION, layout: LAYOUT_VERSION, refusal };
     if let Ok(bytes) = encode(&reply) {
         // A peer that is gone already needs no answer.

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 
 /// Something for the poll loop to do.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one per request on its way, never kept")]
 pub(crate) enum Event {
     /// A request was carried out.
     Done {

@@ -43,7 +43,7 @@ pub(crate) const SOFTWARE: &str = concat!("tierpackd ", env!("CARGO_PKG_VERSION"
 const IDLE_TICK: Duration = Duration::from_millis(500);
 /// How often it looks whether leases have ended while something is retired.
 const HELD_TICK: Duration = Duration::from_millis(5);
-/// How often it looks for idle puts and for its socket files.
+/// How often it looks for idle puts, unused namespaces, and its socket files.
 const CHECK_TICK: Duration = Duration::from_secs(1);
 /// Messages taken from one session before the others have their turn.
 const MESSAGES_PER_TURN: usize = 16;
@@ -439,6 +439,7 @@ impl Server {
         if now >= self.next_check {
             self.next_check = now + CHECK_TICK;
             self.transfers.abort_idle(&self.store, self.put_idle_limit);
+            self.store.drop_unused_namespaces();
             self.front.keep_files();
         }
     }

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tierpack_shm::layout::MIN_SEGMENT_BYTES;
-use tierpack_shm::message::{
-    ErrorCode, MAX_NAMESPACE_BYTES, NamespaceChange, NamespaceEntry, Refusal, SegmentId,
-};
+use tierpack_shm::message::{ErrorCode, MAX_NAMESPACE_BYTES, NamespaceChange, NamespaceEntry, Refusal};
 use tierpack_shm::page::NamespaceId;
 
 use super::access::{Access, Caller, check_mode};
@@ -68,7 +66,10 @@ impl Store {
         let mut access = Access::of(caller);
         apply(&mut access, name, caller, change)?;
         match self.make(name, access)? {
-            (_, true) => Ok(()),
+            (namespace, true) => {
+                namespace.keep();
+                Ok(())
+            }
             (_, false) => Err(Refusal::new(ErrorCode::Exists, format!("namespace {name:?} exists"))),
         }
     }
@@ -118,6 +119,28 @@ impl Store {
         rest.iter().filter(|found| found.is_readable(caller)).all(|found| take(found.entry()))
     }
 
+    /// Drops the namespaces that were made for puts of which none was committed, once nobody uses them.
+    pub(crate) fn drop_unused_namespaces(&self) {
+        let is_unused = |found: &Arc<Namespace>| Arc::strong_count(found) == 1 && found.is_unused();
+        if !self.namespaces.read().values().any(is_unused) {
+            return;
+        }
+        // Under the lock that others need to find it: nobody can begin to use what has one owner now.
+        let dropped: Vec<_> = self.namespaces.write().extract_if(.., |_, found| is_unused(found)).collect();
+        for (name, namespace) in dropped {
+            self.give_back(&namespace);
+            tracing::info!(namespace = name, "namespace dropped: no put into it was committed");
+        }
+    }
+
+    /// Gives the budget what the segments of a namespace took that nobody maps or finds any more.
+    fn give_back(&self, namespace: &Namespace) {
+        for segment in namespace.all_segments() {
+            self.budget.start_return(segment.len());
+            self.budget.end_return(segment.len(), segment.is_locked());
+        }
+    }
+
     /// Gives back the memory of removed namespaces that nobody maps; says whether some are still mapped.
     pub(super) fn bury(&self) -> bool {
         let mut removed = self.removed.lock();
@@ -125,18 +148,7 @@ impl Store {
             if !namespace.is_abandoned() {
                 return true;
             }
-            for (id, len, is_locked) in namespace.all_segments() {
-                let SegmentId { kind, index, .. } = id;
-                tracing::info!(
-                    namespace = namespace.name,
-                    kind = kind.name(),
-                    index,
-                    bytes = len,
-                    "segment freed"
-                );
-                self.budget.start_return(len);
-                self.budget.end_return(len, is_locked);
-            }
+            self.give_back(namespace);
             false
         });
         !removed.is_empty()

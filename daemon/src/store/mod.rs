@@ -5,7 +5,7 @@
 //! When the budget is used up, what no lease holds is freed and segments in which nothing is used return to the
 //! system, and only then is a put refused.
 //!
-//! Lock order: a namespace's `growing`, then its `inner`, then the budget.
+//! Lock order: the table of namespaces, then a namespace's `growing`, then its `inner`, then the budget.
 //! No lock is held while a segment is made or while waiting for clients.
 
 use std::collections::BTreeMap;
@@ -31,6 +31,7 @@ pub(crate) mod access;
 mod admin;
 pub(crate) mod budget;
 mod coding;
+mod content;
 pub(crate) mod file_metadata;
 pub(crate) mod namespace;
 pub(crate) mod transfer;
@@ -194,22 +195,17 @@ impl Store {
 
     fn new_segment(&self, len: u64) -> Result<Segment> {
         let mut segment = Segment::create(len).map_err(|source| Error::Shm { source })?;
-        let locked = match self.lock {
-            LockMode::Off => return Ok(segment),
-            LockMode::Try | LockMode::Require => segment.lock(),
-        };
-        match locked {
+        if self.lock == LockMode::Off {
+            return Ok(segment);
+        }
+        match lock(&mut segment) {
             Ok(()) => self.budget.add_locked(len),
-            Err(tierpack_shm::error::Error::Lock { source, .. }) => {
-                let reason = limits::explain_lock_failure(len, source);
-                if self.lock == LockMode::Require {
-                    return Err(reason);
-                }
+            Err(reason) if self.lock == LockMode::Require => return Err(reason),
+            Err(reason) => {
                 if self.budget.first_unlocked() {
                     tracing::warn!(reason = crate::error::chain(&reason), "segments are not page-locked");
                 }
             }
-            Err(source) => return Err(Error::Shm { source }),
         }
         Ok(segment)
     }
@@ -253,8 +249,8 @@ impl Store {
     pub(crate) fn returned(&self, namespace: u32, id: SegmentId, segment: Arc<Segment>) {
         let (len, was_locked) = (segment.len(), segment.is_locked());
         drop(segment);
-        if let Some(namespace) = self.namespaces.read().values().find(|found| found.id.namespace == namespace)
-        {
+        let all = self.all_namespaces();
+        if let Some(namespace) = all.iter().find(|found| found.id.namespace == namespace) {
             namespace.vacate(id);
             tracing::info!(
                 namespace = namespace.name,
@@ -302,4 +298,16 @@ impl Store {
         );
         Refusal::new(ErrorCode::PoolFull, text)
     }
+}
+/// Page-locks a page, for `--lock require`: what forbids it, the limit aside, shows only in the attempt.
+pub(crate) fn check_locking() -> Result<()> {
+    let mut page = Segment::create(4096).map_err(|source| Error::Shm { source })?;
+    lock(&mut page)
+}
+
+fn lock(segment: &mut Segment) -> Result<()> {
+    segment.lock().map_err(|error| match error {
+        tierpack_shm::error::Error::Lock { len, source } => limits::explain_lock_failure(len, source),
+        source => Error::Shm { source },
+    })
 }

@@ -5,7 +5,6 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::directory::{Directory, Slot, SlotFields};
 use tierpack_shm::epoch::{Leases, Stamp};
@@ -16,10 +15,11 @@ use tierpack_shm::pool::{Fresh, Pool};
 use tierpack_shm::segment::{Segment, SegmentKind};
 use tierpack_shm::stats::NamespaceStats;
 use tierpack_shm::sync::Ordering;
-use tierpack_shm::types::{BlockWord, CodecId, Extent, SlotIdx, UNIT_BYTES};
+use tierpack_shm::types::{BlockWord, Extent, SlotIdx, UNIT_BYTES};
 
 use super::Outcome;
 use super::access::Access;
+use super::content::{Content, StoredMetadata};
 use super::file_metadata::SharedText;
 use crate::size::ByteSize;
 
@@ -34,56 +34,6 @@ struct Tensor {
     publication: u64,
     table: Extent,
     generations: Extent,
-}
-
-/// What a put brought: everything about a tensor except where the directory keeps it.
-#[derive(Debug)]
-pub(crate) struct Content {
-    pub(crate) geometry: Geometry,
-    pub(crate) shape: Vec<u64>,
-    pub(crate) row_elems: Option<u64>,
-    pub(crate) codec: CodecId,
-    pub(crate) blocks: Vec<StoredBlock>,
-    /// What decodes the blocks that are not raw.
-    pub(crate) metadata: Option<StoredMetadata>,
-    /// Bytes of all extents, rounding included.
-    pub(crate) stored_bytes: u64,
-    pub(crate) predicted_bytes: u64,
-    pub(crate) runner_up: Option<(CodecId, u64)>,
-    pub(crate) file_metadata: Option<SharedText>,
-}
-
-impl Content {
-    /// Every extent of the data segments.
-    pub(super) fn into_extents(self) -> impl Iterator<Item = Extent> {
-        let metadata = self.metadata.map(|metadata| metadata.extent);
-        self.blocks.into_iter().map(|block| block.extent).chain(metadata)
-    }
-
-    fn word(&self, block: &StoredBlock) -> BlockWord {
-        let flags = if block.is_raw { BlockWord::RAW } else { 0 };
-        BlockWord::resident(block.extent.offset(), 0, flags, 1)
-    }
-}
-
-/// One block as it is stored, and what encoding it told.
-#[derive(Debug)]
-pub(crate) struct StoredBlock {
-    pub(crate) extent: Extent,
-    pub(crate) is_raw: bool,
-    /// Chunks that did not fit the metadata, and chunks that it shortened: a refit weighs them.
-    pub(crate) escapes: u64,
-    pub(crate) participating: u64,
-    /// CRC32C of the raw bytes, taken at the put.
-    pub(crate) raw_crc: u32,
-}
-
-/// One generation of a tensor's metadata.
-#[derive(Debug)]
-pub(crate) struct StoredMetadata {
-    pub(crate) number: u32,
-    pub(crate) len: u32,
-    pub(crate) extent: Extent,
 }
 
 /// Memory that nobody can find any more, but that a lease may still cover.
@@ -113,6 +63,8 @@ struct Inner {
     retired: VecDeque<Retired>,
     /// Serial numbers of the segments that are present.
     serials: HashMap<(SegmentKind, u32), u64>,
+    /// Whether a put was ever committed, or the namespace was asked for: then it stays, even when it is empty.
+    was_published: bool,
     /// The client pages of all sessions that are attached, until the kernel reports them gone.
     pages: Vec<(u64, Arc<ClientPage>)>,
     /// Puts under way.
@@ -148,6 +100,7 @@ impl Namespace {
             stored_bytes: 0,
             retired: VecDeque::new(),
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
+            was_published: false,
             pages: Vec::new(),
             puts: 0,
             is_removed: false,
@@ -222,6 +175,19 @@ impl Namespace {
         }
     }
 
+    /// Whether it holds nothing and never had a tensor.
+    pub(super) fn is_unused(&self) -> bool {
+        let inner = self.inner.lock();
+        !inner.was_published && inner.pages.is_empty() && inner.puts == 0 && inner.data.used_bytes() == 0
+    }
+
+    /// Every segment, for when the namespace goes.
+    pub(super) fn all_segments(&self) -> Vec<Arc<Segment>> {
+        let inner = self.inner.lock();
+        let both = [inner.directory.pool(), &inner.data];
+        both.into_iter().flat_map(|pool| pool.segments().map(|(_, segment)| Arc::clone(segment))).collect()
+    }
+
     pub(super) fn vacate(&self, id: SegmentId) {
         self.inner.lock().pool_mut(id.kind).vacate(tierpack_shm::types::index(u64::from(id.index)));
     }
@@ -273,6 +239,7 @@ impl Namespace {
             raw_bytes: content.geometry.raw_bytes(),
         };
         let publication = inner.directory.publish(&slot, fields).expect("the slot came from this directory");
+        inner.was_published = true;
         let tensor = Tensor { content, slot, publication, table, generations };
         let entry = tensor.entry(&self.name, name, &inner.directory);
         inner.stored_bytes += entry.stored_bytes;

@@ -20,8 +20,9 @@ use tierpack_shm::types::{CodecChoice, CodecId, UNIT_BYTES, index};
 
 use super::access::{Caller, Right};
 use super::coding::{Coding, sampled};
+use super::content::{Content, StoredBlock, StoredMetadata};
 use super::file_metadata::SharedText;
-use super::namespace::{Content, Namespace, StoredBlock, StoredMetadata, directory_need};
+use super::namespace::{Namespace, directory_need};
 use super::{Outcome, Store};
 
 /// Puts under way at once, over all sessions.

@@ -1,6 +1,6 @@
 //! A namespace as a whole: who may do what in it, how much it may hold, and its end.
 
-use tierpack_shm::message::{ErrorCode, NamespaceEntry, Refusal, SegmentId};
+use tierpack_shm::message::{ErrorCode, NamespaceEntry, Refusal};
 
 use super::Namespace;
 use crate::store::Outcome;
@@ -68,10 +68,8 @@ impl Namespace {
         inner.puts = if begins { inner.puts + 1 } else { inner.puts - 1 };
     }
 
-    /// Every segment that is present, with its length and whether it is page-locked.
-    pub(in crate::store) fn all_segments(&self) -> Vec<(SegmentId, u64, bool)> {
-        let inner = self.inner.lock();
-        let all = inner.present_segments();
-        all.into_iter().map(|(id, segment)| (id, segment.len(), segment.is_locked())).collect()
+    /// Keeps it although no put was committed: it was asked for by name.
+    pub(in crate::store) fn keep(&self) {
+        self.inner.lock().was_published = true;
     }
 }

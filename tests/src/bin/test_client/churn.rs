@@ -193,7 +193,8 @@ impl Churn<'_> {
         let (found, version, place) = parts(first.map_or(0, |word| u64::from_le_bytes(*word)));
         let (step, is_put) = (u64::from(version), version % 2 == 1);
         if found != tensor || !is_put || step < done || step > begun {
-            let text = format!("word of tensor {found}, version {version}, place {place}; steps {done} to {begun}");
+            let text =
+                format!("word of tensor {found}, version {version}, place {place}; steps {done} to {begun}");
             self.fault(tensor, &text);
         }
         let wrong: u64 =

@@ -115,7 +115,8 @@ fn forked(child: impl FnOnce() -> Result<()>) -> Result<Option<Pid>> {
             alarm::set(CHILD_S);
             if let Err(error) = child() {
                 // The test shows what its client writes there.
-                let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{error:#}\n").as_bytes()).is_ok();
+                let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{error:#}\n").as_bytes())
+                    .is_ok();
                 exit_now(3);
             }
             Ok(None)
@@ -182,7 +183,8 @@ fn workers(socket: &Path, args: &Args) -> Result<()> {
     let after = read(&opened.handle, args, args.count, MANY_ROWS)?;
     report.reads += after.reads;
     report.rows += after.rows;
-    report.mismatches += after.mismatches + mismatches(opened.view.block(0)?, args.tensor_id, args.version, 0);
+    report.mismatches +=
+        after.mismatches + mismatches(opened.view.block(0)?, args.tensor_id, args.version, 0);
     report.mismatches += mismatches(opened.tensor.as_bytes(), args.tensor_id, args.version, 0);
     opened.client.list()?;
     say(&serde_json::to_string(&report)?)?;
@@ -254,7 +256,8 @@ fn busy_threads(opened: &Arc<Opened>, args: &Args, stop: &Arc<AtomicBool>) -> Ve
     };
     let requests = looped(|opened, name| {
         opened.client.list()?;
-        Ok(drop(opened.client.open(name)?))
+        opened.client.open(name)?;
+        Ok(())
     });
     let puts = looped(|opened, _| {
         opened.client.put("busy", Dtype::U8, &[1000], &[7; 1000])?;

@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// A tensor to get whole between gathers; its id is one more.
     #[arg(long)]
     mixed: Option<String>,
+    /// Rests after so many gathers; else it goes on until it is told to stop.
+    #[arg(long)]
+    steps: Option<u64>,
 }
 
 struct Whole {
@@ -65,14 +68,16 @@ pub(crate) fn run(socket: &Path, args: &Args) -> Result<()> {
     let part = args.part.as_deref().map(|part| part_of(part, reader.handle.n_rows())).transpose()?;
     let stop = Arc::new(AtomicBool::new(false));
     let told_to_stop = Arc::clone(&stop);
+    let mut left = args.steps.unwrap_or(u64::MAX);
     let thread = std::thread::spawn(move || -> Result<ReadReport> {
         if let Some((first, end)) = part {
             reader.read_in_order(first, end)?;
         }
         reader.time()?;
         say(&format!("reader {}", nix::unistd::gettid()))?;
-        while reader.report.errors == 0 && !told_to_stop.load(Ordering::Relaxed) {
+        while left > 0 && reader.report.errors == 0 && !told_to_stop.load(Ordering::Relaxed) {
             reader.step();
+            left -= 1;
         }
         Ok(reader.report)
     });
