@@ -136,6 +136,18 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// No namespace of that name.
+    #[error("no namespace {namespace:?}: see `tierpack ns ls`")]
+    NoNamespace {
+        /// The name.
+        namespace: String,
+    },
+    /// A namespace of that name exists.
+    #[error("namespace {namespace:?} exists: change it, or choose another name")]
+    NamespaceExists {
+        /// The name.
+        namespace: String,
+    },
     /// The pool has no room.
     #[error("{operation}: {text}")]
     PoolFull {

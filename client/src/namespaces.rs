@@ -3,14 +3,14 @@
 use tierpack_shm::message::{NamespaceChange, NamespaceEntry, Reply, Request};
 
 use crate::client::{Client, check_namespace};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::protocol::{ProtocolFault, Subject};
 
 impl Client {
     /// Makes the namespace of this client, owned by the caller; mode 0600 and no quota unless `change` says otherwise.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::Denied`] for an owner or group that is not the caller's to give.
+    /// [`Error::NamespaceExists`], [`Error::Denied`] for an owner or group that is not the caller's to give.
     pub fn create_namespace(&self, change: &NamespaceChange) -> Result<()> {
         let (namespace, change) = (self.namespace_name().to_owned(), change.clone());
         self.administer("create a namespace", Request::NamespaceCreate { namespace, change })
@@ -21,7 +21,7 @@ impl Client {
     /// Sessions that are attached already stay so, as open files do.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Denied`] when the namespace is not the caller's.
+    /// [`Error::NoNamespace`], [`Error::Denied`] when the namespace is not the caller's.
     pub fn change_namespace(&self, change: &NamespaceChange) -> Result<()> {
         let (namespace, change) = (self.namespace_name().to_owned(), change.clone());
         self.administer("change a namespace", Request::NamespaceChange { namespace, change })
@@ -30,7 +30,7 @@ impl Client {
     /// Removes the namespace of this client; its tensors go with it, or keep it, as the caller says.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Denied`], [`Error::Invalid`] when it holds tensors that are not to go.
+    /// [`Error::NoNamespace`], [`Error::Denied`], [`Error::Invalid`] when it holds tensors that are not to go.
     pub fn remove_namespace(&self, tensors: Tensors) -> Result<()> {
         let (namespace, with_tensors) = (self.namespace_name().to_owned(), tensors == Tensors::Remove);
         self.administer("remove a namespace", Request::NamespaceRemove { namespace, with_tensors })
@@ -68,10 +68,20 @@ impl Client {
         check_namespace(self.namespace_name())?;
         let subject = Subject { operation, namespace: self.namespace_name(), name: "" };
         let deadline = self.shared.deadline();
-        match self.shared.session(&deadline)?.request(&subject, request, &deadline)? {
+        let reply = self.shared.session(&deadline)?.request(&subject, request, &deadline);
+        match reply.map_err(about_namespace)? {
             Reply::Done => Ok(()),
             _ => Err(subject.fault(ProtocolFault::Reply)),
         }
+    }
+}
+
+/// The error about a tensor as one about the namespace, which is all that these requests name.
+fn about_namespace(error: Error) -> Error {
+    match error {
+        Error::NotFound { namespace, .. } => Error::NoNamespace { namespace },
+        Error::Exists { namespace, .. } => Error::NamespaceExists { namespace },
+        error => error,
     }
 }
 

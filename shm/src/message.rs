@@ -17,11 +17,17 @@ use crate::page::NamespaceId;
 use crate::segment::SegmentKind;
 use crate::types::{Access, CodecChoice, CodecId, Dtype};
 
+mod namespaces;
+mod refusal;
+
+pub use namespaces::{NamespaceChange, NamespaceEntry};
+pub use refusal::{ErrorCode, Refusal};
+
 /// Versions of the protocol; LAYOUT.md lists their messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Protocol {
-    /// Puts, gets and lists over raw blocks.
+    /// The first.
     V1 = 1,
 }
 
@@ -198,38 +204,6 @@ pub enum Request {
         /// The name after which the page starts.
         after: Option<String>,
     },
-}
-
-/// Changes to a namespace; `None` leaves a field as it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamespaceChange {
-    /// Owner: only root and the daemon's user may give a namespace away.
-    pub uid: Option<u32>,
-    /// Group.
-    pub gid: Option<u32>,
-    /// Mode: bits of `0o666`.
-    pub mode: Option<u16>,
-    /// Stored bytes that its tensors may take together; `Some(None)` lifts the quota.
-    pub quota_bytes: Option<Option<u64>>,
-}
-
-/// One namespace in a list.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamespaceEntry {
-    /// Its name.
-    pub name: String,
-    /// Owner.
-    pub uid: u32,
-    /// Group.
-    pub gid: u32,
-    /// Mode: read and write for owner, group and others.
-    pub mode: u16,
-    /// Stored bytes that its tensors may take together.
-    pub quota_bytes: Option<u64>,
-    /// Tensors.
-    pub tensors: u64,
-    /// Their stored bytes.
-    pub stored_bytes: u64,
 }
 
 /// Begins a put.
@@ -446,64 +420,6 @@ pub struct Entry {
     pub escapes: u64,
     /// Chunks that the metadata shortened.
     pub participating: u64,
-}
-
-macro_rules! error_codes {
-    ($($number:literal $variant:ident $doc:literal;)*) => {
-        /// Why a request was refused: closed, append-only.
-        ///
-        /// Expansion of one line: `#[doc = "Try again."] Busy = 1`, which `from_number(1)` gives back.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(u16)]
-        #[non_exhaustive]
-        pub enum ErrorCode { $(#[doc = $doc] $variant = $number,)* }
-
-        impl ErrorCode {
-            /// Every code, in the order of their numbers.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The code with this number.
-            pub const fn from_number(number: u16) -> Option<Self> {
-                match number { $($number => Some(Self::$variant),)* _ => None }
-            }
-        }
-    };
-}
-
-error_codes! {
-    1 Busy "A queue is full: try again.";
-    2 PoolFull "The pool has no room: remove tensors, or start the daemon with more.";
-    3 NotFound "No tensor or namespace of that name.";
-    4 Exists "A tensor of that name exists, and the put does not say to overwrite.";
-    5 Invalid "The request contradicts itself: a name, a shape, a chunk.";
-    6 Deadline "The request was not done in its time.";
-    7 Denied "The caller may not do that.";
-    8 Version "Client and daemon are of different versions.";
-    9 Limit "Too many sessions, transfers, namespaces or tensors.";
-    10 Stopping "The daemon is shutting down.";
-    11 Internal "The system refused the daemon something; its log has more.";
-    12 Quota "The namespace's quota has no room: remove tensors, or have its owner raise it.";
-}
-
-/// A refused request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
-    /// An [`ErrorCode`], as a number so that new ones pass.
-    pub code: u16,
-    /// One line for people: the cause, the numbers, what to do.
-    pub text: String,
-}
-
-impl Refusal {
-    /// A refusal with this code and text.
-    pub fn new(code: ErrorCode, text: impl Into<String>) -> Self {
-        Self { code: code as u16, text: text.into() }
-    }
-
-    /// The code, if this build knows it.
-    pub fn code(&self) -> Option<ErrorCode> {
-        ErrorCode::from_number(self.code)
-    }
 }
 
 /// Metadata of a file: what a safetensors header calls `__metadata__`.

@@ -250,7 +250,8 @@ mod tests {
         assert_eq!(peer.uid, nix::unistd::getuid().as_raw());
         let mut ours: Vec<u32> = nix::unistd::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
         let mut seen = peer_groups(&a).unwrap();
-        (ours.sort_unstable(), seen.sort_unstable());
+        ours.sort_unstable();
+        seen.sort_unstable();
         assert_eq!(seen, ours);
     }
 }

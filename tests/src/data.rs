@@ -3,36 +3,78 @@
 /// The word at `word_idx` of version `version` of tensor `tensor`: 16 bits, 16 bits, 32 bits, mixed.
 pub fn word(tensor: u16, version: u16, word_idx: u64) -> u64 {
     let plain = u64::from(tensor) << 48 | u64::from(version) << 32 | (word_idx & 0xFFFF_FFFF);
-    // An odd multiplier makes every bit vary, and keeps each word different from all others.
-    plain.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    // An odd multiplier keeps each word different from all others; its low bits, which repeat with the place, are then
+    // mixed with the high ones.
+    let mixed = plain.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    mixed ^ mixed >> 32
 }
 
 /// Takes a word apart: tensor, version, place.
 pub fn parts(word: u64) -> (u16, u16, u64) {
     const INVERSE: u64 = 0xF1DE83E19937733D;
     const { assert!(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(INVERSE) == 1) };
-    let [place @ .., v0, v1, t0, t1] = word.wrapping_mul(INVERSE).to_le_bytes();
+    let [place @ .., v0, v1, t0, t1] = (word ^ word >> 32).wrapping_mul(INVERSE).to_le_bytes();
     (u16::from_le_bytes([t0, t1]), u16::from_le_bytes([v0, v1]), u64::from(u32::from_le_bytes(place)))
 }
 
-/// Fills `bytes`, whole words from `first_word` on.
-///
-/// # Panics
-/// When they are not whole words.
-pub fn fill(bytes: &mut [u8], tensor: u16, version: u16, first_word: u64) {
-    let (words, rest) = bytes.as_chunks_mut::<8>();
-    assert!(rest.is_empty(), "test data is whole words");
-    for (n, out) in words.iter_mut().enumerate() {
-        *out = word(tensor, version, first_word + n as u64).to_le_bytes();
+/// Which words a tensor is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Words {
+    /// [`word`]: every bit varies, so that no codec shortens them.
+    Mixed,
+    /// Tensor and version in bits that are the same everywhere, so that `ibp` stores about half of them; in one word
+    /// of 32 those bits are turned around, so that some rows are longer than others.
+    Compressible,
+}
+
+impl Words {
+    /// The ones for a tensor that is to be encoded, or not.
+    pub fn new(compressible: bool) -> Self {
+        if compressible { Self::Compressible } else { Self::Mixed }
+    }
+
+    /// The word at `word_idx`; each is different from all others, of this tensor and of other ones.
+    pub fn word(self, tensor: u16, version: u16, word_idx: u64) -> u64 {
+        if self == Self::Mixed {
+            return word(tensor, version, word_idx);
+        }
+        let constant = u64::from(tensor) << 48 | u64::from(version) << 32;
+        let place = word_idx.wrapping_mul(0x9E37_79B1) & 0xFFFF_FFFF;
+        // What is turned around depends on the place alone, so that no two tensors meet.
+        if place >> 27 == 0 { constant ^ (0xFFFF_FFFF << 32) | place } else { constant | place }
+    }
+
+    /// Fills `bytes`, whole words from `first_word` on.
+    ///
+    /// # Panics
+    /// When they are not whole words.
+    pub fn fill(self, bytes: &mut [u8], tensor: u16, version: u16, first_word: u64) {
+        let (words, rest) = bytes.as_chunks_mut::<8>();
+        assert!(rest.is_empty(), "test data is whole words");
+        for (n, out) in words.iter_mut().enumerate() {
+            *out = self.word(tensor, version, first_word + n as u64).to_le_bytes();
+        }
+    }
+
+    /// Words of `bytes` that differ from what [`Words::fill`] wrote.
+    pub fn mismatches(self, bytes: &[u8], tensor: u16, version: u16, first_word: u64) -> u64 {
+        let words = (first_word..).zip(bytes.as_chunks::<8>().0);
+        words.filter(|(n, found)| u64::from_le_bytes(**found) != self.word(tensor, version, *n)).count()
+            as u64
     }
 }
 
-/// Words of `bytes` that differ from what [`fill`] wrote.
+/// [`Words::fill`] of mixed words.
+///
+/// # Panics
+/// When `bytes` are not whole words.
+pub fn fill(bytes: &mut [u8], tensor: u16, version: u16, first_word: u64) {
+    Words::Mixed.fill(bytes, tensor, version, first_word);
+}
+
+/// [`Words::mismatches`] of mixed words.
 pub fn mismatches(bytes: &[u8], tensor: u16, version: u16, first_word: u64) -> u64 {
-    let words = bytes.as_chunks::<8>().0.iter().enumerate();
-    words
-        .filter(|(n, found)| u64::from_le_bytes(**found) != word(tensor, version, first_word + *n as u64))
-        .count() as u64
+    Words::Mixed.mismatches(bytes, tensor, version, first_word)
 }
 
 /// A small generator of numbers with a fixed seed (xorshift64*, Vigna 2016).
@@ -59,18 +101,24 @@ impl Random {
     }
 }
 
-/// Reads fill a tensor as a stream: an endless source of [`fill`]'s bytes.
+/// Reads fill a tensor as a stream: an endless source of [`Words::fill`]'s bytes.
 #[derive(Debug)]
 pub struct Source {
+    words: Words,
     tensor: u16,
     version: u16,
     at: u64,
 }
 
 impl Source {
-    /// The bytes of a tensor from its start on.
+    /// The bytes of a tensor of mixed words from its start on.
     pub fn new(tensor: u16, version: u16) -> Self {
-        Self { tensor, version, at: 0 }
+        Self::of(Words::Mixed, tensor, version)
+    }
+
+    /// The bytes of a tensor from its start on.
+    pub fn of(words: Words, tensor: u16, version: u16) -> Self {
+        Self { words, tensor, version, at: 0 }
     }
 }
 
@@ -80,7 +128,7 @@ impl std::io::Read for Source {
         if words == 0 {
             return Err(std::io::Error::other("test data is read in whole words"));
         }
-        fill(&mut buf[..words * 8], self.tensor, self.version, self.at);
+        self.words.fill(&mut buf[..words * 8], self.tensor, self.version, self.at);
         self.at += words as u64;
         Ok(words * 8)
     }
@@ -105,5 +153,20 @@ mod tests {
         assert_eq!(mismatches(&bytes, 3, 5, 100), 8);
         bytes[9] ^= 1;
         assert_eq!(mismatches(&bytes, 3, 4, 100), 1);
+    }
+
+    #[test]
+    fn compressible_words_differ_and_are_checked() {
+        let words = Words::new(true);
+        let mut all: Vec<u64> = (0..4096).map(|n| words.word(7, 3, n)).collect();
+        let constant = all.iter().filter(|word| **word >> 32 == 7 << 16 | 3).count();
+        assert!((3800..4096).contains(&constant), "{constant}");
+        all.extend((0..4096).map(|n| words.word(7, 4, n)));
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 8192);
+        let mut bytes = [0; 64];
+        words.fill(&mut bytes, 3, 4, 100);
+        assert_eq!((words.mismatches(&bytes, 3, 4, 100), words.mismatches(&bytes, 3, 4, 101)), (0, 8));
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
-use tierpack_client::{Client, Stats};
+use tierpack_client::{Client, CodecChoice, CodecId, PutOptions, Stats};
 
 pub mod data;
 pub mod files;
@@ -30,6 +30,11 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// Whether the long cases run whole: `TIERPACK_CASES=full`.
 pub fn full() -> bool {
     std::env::var_os("TIERPACK_CASES").is_some_and(|value| value == "full")
+}
+
+/// Options of a put whose bytes are stored as they are, for tests of views, and of how full a pool is.
+pub fn raw() -> PutOptions {
+    PutOptions::new().codec(CodecChoice::Only(CodecId::Raw))
 }
 
 /// Waits until `done` gives something.
@@ -266,9 +271,16 @@ impl TestClient {
     /// When the system starts no process.
     pub fn start(program: &str, daemon: &Daemon, args: &[&str]) -> Self {
         let mut command = Command::new(program);
-        command.arg("--socket").arg(daemon.socket()).args(args);
+        Self::run(command.arg("--socket").arg(daemon.socket()).args(args))
+    }
+
+    /// Starts a command that is a `tierpack-test-client` in the end.
+    ///
+    /// # Panics
+    /// When the system starts no process.
+    pub fn run(command: &mut Command) -> Self {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = Process::start(&mut command);
+        let mut process = Process::start(command);
         let input = process.child.stdin.take().expect("a pipe was asked for");
         let output = BufReader::new(process.child.stdout.take().expect("a pipe was asked for"));
         Self { process, input, output }

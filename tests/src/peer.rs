@@ -14,7 +14,7 @@ use tierpack_shm::message::{
 };
 use tierpack_shm::page::NamespaceId;
 use tierpack_shm::socket::{connect_to, recv, send};
-use tierpack_shm::types::{Access, Dtype};
+use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype};
 
 use crate::DEADLINE;
 
@@ -173,7 +173,7 @@ impl AsFd for Peer {
     }
 }
 
-/// A put of `rows` rows of 512 bytes into namespace `default`.
+/// A put of `rows` rows of 512 bytes into namespace `default`, stored raw.
 pub fn begin(name: &str, rows: u64) -> PutBegin {
     PutBegin {
         namespace: "default".to_owned(),
@@ -182,6 +182,7 @@ pub fn begin(name: &str, rows: u64) -> PutBegin {
         shape: vec![rows, 64],
         access: Access::Rows,
         row_elems: None,
+        codec: CodecChoice::Only(CodecId::Raw),
         overwrite: false,
         file_metadata: None,
     }

@@ -44,3 +44,16 @@ pub struct ChurnReport {
     /// What was wrong, one line each; the first few.
     pub faults: Vec<String>,
 }
+
+/// What a peer got that asked for everything of one namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DemandReport {
+    /// Requests that were answered as asked.
+    pub granted: Vec<String>,
+    /// What the daemon said to the others.
+    pub refusals: Vec<String>,
+    /// Descriptors that came.
+    pub descriptors: usize,
+    /// Open descriptors and mappings of its process that are memory of a daemon.
+    pub segments: usize,
+}

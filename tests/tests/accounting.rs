@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 
-use tierpack_client::{Client, Dtype, Error, PutOptions};
-use tierpack_tests::{Daemon, Process, data, eventually, full, memory};
+use tierpack_client::{Client, Dtype, Error};
+use tierpack_tests::{Daemon, Process, data, eventually, full, memory, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -42,9 +42,9 @@ fn allocated(pid: u32) -> u64 {
 fn fill(client: &Client, id: usize) -> u64 {
     let mut put = 0;
     for (n, size) in SIZES.iter().cycle().enumerate() {
-        let mut zeros = std::io::repeat(7);
+        let mut sevens = std::io::repeat(7);
         let name = format!("{id}.{n}");
-        match client.put_with(&name, Dtype::U8, &[*size], &mut zeros, &PutOptions::new()) {
+        match client.put_with(&name, Dtype::U8, &[*size], &mut sevens, &raw()) {
             Err(Error::PoolFull { .. }) => return put,
             done => put += done.expect("a put into a pool with room").raw_bytes,
         }
@@ -101,7 +101,7 @@ fn a_client_adds_little_to_what_all_take_together() {
     let mut source = data::Source::new(1, 1);
     let shape = [128 * MIB / 512, 64];
     let client = daemon.client();
-    client.put_with("a", Dtype::U64, &shape, &mut source, &PutOptions::new()).unwrap();
+    client.put_with("a", Dtype::U64, &shape, &mut source, &raw()).unwrap();
     drop(client);
     let mut pids = vec![daemon.process().pid()];
     let hold = || {

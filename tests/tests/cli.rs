@@ -61,7 +61,7 @@ fn own((name, tensor): (&String, &FileTensor)) -> (String, FileTensor) {
 fn ls_tells_everything_and_stored_bytes_are_what_the_pool_rose_by() {
     let daemon = start();
     let before = daemon.stats().pool;
-    daemon.run_ok(&["put", CHECKPOINT]);
+    daemon.run_ok(&["put", CHECKPOINT, "--codec", "raw"]);
     let (tensors, _) = files::read(Path::new(CHECKPOINT));
     let entries = daemon.ls(&[]);
     assert_eq!(entries.len(), tensors.len());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tierpack_client::{Client, Dtype, Error};
 use tierpack_tests::program::{assert_says, error_line, has_open};
-use tierpack_tests::{Daemon, Process, eventually};
+use tierpack_tests::{Daemon, Process, eventually, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const SERVE: [&str; 4] = ["--pool-size", "32MiB", "--lock", "off"];
@@ -20,7 +20,7 @@ fn every_call_meets_its_deadline_while_the_daemon_is_stopped() {
     let builder = || Client::builder().socket(daemon.socket()).deadline(SHORT);
     let (client, connect) = (builder().connect().unwrap(), builder());
     let bytes: Vec<u8> = (0..=255).collect();
-    client.put("a", Dtype::U8, &[16, 16], &bytes).unwrap();
+    client.put_with("a", Dtype::U8, &[16, 16], &mut &bytes[..], &raw()).unwrap();
     let handle = client.open("a").unwrap();
     daemon.process().signal(Signal::SIGSTOP);
 

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::geteuid;
-use tierpack_client::{Client, Dtype, PutOptions, Stats, stats_socket};
+use tierpack_client::{Client, Dtype, Stats, stats_socket};
 use tierpack_tests::program::{Served, assert_says, child_of};
-use tierpack_tests::{DEADLINE, Process, data, eventually, tools};
+use tierpack_tests::{DEADLINE, Process, data, eventually, raw, tools};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -27,7 +27,7 @@ fn connect(socket: &Path) -> Client {
 fn put(socket: &Path, name: &str, mib: u64) -> tierpack_client::Result<()> {
     let mut source = data::Source::new(1, 1);
     let shape = [mib * 2048, 64];
-    connect(socket).put_with(name, Dtype::U64, &shape, &mut source, &PutOptions::new()).map(drop)
+    connect(socket).put_with(name, Dtype::U64, &shape, &mut source, &raw()).map(drop)
 }
 
 /// What the kernel says that a process has locked.

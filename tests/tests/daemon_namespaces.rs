@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use tierpack_client::{Client, Dtype, Stats, stats_socket};
 use tierpack_tests::program::{Served, assert_says, child_of};
-use tierpack_tests::{DEADLINE, Process, data, eventually, tools};
+use tierpack_tests::{DEADLINE, Process, data, eventually, raw, tools};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -143,14 +143,15 @@ fn a_pool_may_be_larger_than_dev_shm() {
     daemon.ready();
     let client = connect(&socket);
     let bytes = vec![9; 8 << 20];
+    let put = |name| client.put_with(name, Dtype::U8, &[8, 1 << 20], &mut &bytes[..], &raw());
     for name in ["a", "b", "c"] {
-        client.put(name, Dtype::U8, &[8, 1 << 20], &bytes).unwrap();
+        put(name).unwrap();
     }
     assert!(client.get("b").unwrap().as_bytes() == bytes);
     // Until it is full: then the numbers and the remedy, from a daemon that goes on.
-    let error = client.put("d", Dtype::U8, &[8, 1 << 20], &bytes).unwrap_err();
+    let error = put("d").unwrap_err();
     assert_says(&error.to_string(), &["pool is full", "32 MiB", "--pool-size"]);
     client.remove("a").unwrap();
-    client.put("d", Dtype::U8, &[8, 1 << 20], &bytes).unwrap();
+    put("d").unwrap();
     assert!(daemon.process.is_running());
 }

@@ -7,9 +7,9 @@ use std::thread;
 use std::time::Instant;
 
 use nix::sys::signal::Signal;
-use tierpack_client::{Client, Dtype, Error, Handle, PutOptions, View};
+use tierpack_client::{Client, Dtype, Error, Handle, View};
 use tierpack_tests::program::assert_says;
-use tierpack_tests::{DEADLINE, Daemon, data, eventually};
+use tierpack_tests::{DEADLINE, Daemon, data, eventually, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const SERVE: [&str; 4] = ["--pool-size", "64MiB", "--lock", "off"];
@@ -19,7 +19,7 @@ const ROW_BYTES: u64 = 512;
 fn put(client: &Client, name: &str, id: u16, version: u16) -> tierpack_client::Result<()> {
     let mut source = data::Source::new(id, version);
     let shape = [ROWS, ROW_BYTES / 8];
-    client.put_with(name, Dtype::U64, &shape, &mut source, &PutOptions::new()).map(drop)
+    client.put_with(name, Dtype::U64, &shape, &mut source, &raw()).map(drop)
 }
 
 /// What a reader has seen, for its test to wait for.
@@ -167,7 +167,7 @@ fn a_shutdown_ends_a_put_under_way_with_a_clear_error() {
         let outcome = thread::scope(|scope| {
             let putting = scope.spawn(|| {
                 let mut source = Gated { gate: receiver, open: 0 };
-                client.put_with("half", Dtype::U8, &[40, 1 << 20], &mut source, &PutOptions::new())
+                client.put_with("half", Dtype::U8, &[40, 1 << 20], &mut source, &raw())
             });
             gate.send(17 << 20).unwrap();
             eventually("half of the put", || (daemon.stats().pool.used_bytes > 16 << 20).then_some(()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tierpack_client::{Client, Dtype, Error};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::peer::Peer;
-use tierpack_tests::{Daemon, eventually, tools};
+use tierpack_tests::{Daemon, eventually, raw, tools};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -70,7 +70,7 @@ fn a_client_without_descriptors_says_so() {
     let client = daemon.client();
     let rows = (40 << 20) / 512;
     let mut source = tierpack_tests::data::Source::new(1, 1);
-    client.put_with("large", Dtype::U64, &[rows, 64], &mut source, &Default::default()).expect("room");
+    client.put_with("large", Dtype::U64, &[rows, 64], &mut source, &raw()).expect("room");
     let before = Baseline::take(&daemon, 1);
     let socket = daemon.socket();
     let socket = socket.to_str().expect("a path of text");

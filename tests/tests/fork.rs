@@ -4,11 +4,11 @@
 //! The forks happen in a process of their own, `tierpack-test-client fork`, which checks the children; here the daemon's
 //! side is checked.
 
-use tierpack_client::{Dtype, PutOptions};
+use tierpack_client::Dtype;
 use tierpack_tests::data::Source;
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::reports::ReadReport;
-use tierpack_tests::{Daemon, TestClient, eventually, full};
+use tierpack_tests::{Daemon, TestClient, eventually, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -20,7 +20,7 @@ fn daemon() -> (Daemon, Baseline) {
     let daemon = Daemon::start(PROGRAM, &["--pool-size", "64MiB", "--lock", "off"]);
     let client = daemon.client();
     let mut source = Source::new(7, 3);
-    client.put_with("features", Dtype::U64, &[ROWS, 64], &mut source, &PutOptions::new()).expect("room");
+    client.put_with("features", Dtype::U64, &[ROWS, 64], &mut source, &raw()).expect("room");
     drop(client);
     let before = Baseline::take(&daemon, 0);
     (daemon, before)
@@ -58,7 +58,7 @@ fn children_leave_their_parents_session_alone_however_they_end() {
     parent.finish();
     let mut source = Source::new(7, 3);
     let client = daemon.client();
-    client.put_with("features", Dtype::U64, &[ROWS, 64], &mut source, &PutOptions::new()).expect("room");
+    client.put_with("features", Dtype::U64, &[ROWS, 64], &mut source, &raw()).expect("room");
     drop(client);
     before.returns(&mut daemon);
 }

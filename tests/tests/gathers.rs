@@ -2,9 +2,9 @@
 
 use std::thread;
 
-use tierpack_client::{Access, Client, Dtype, Error, Handle, PutOptions, RowId};
+use tierpack_client::{Access, Client, CodecChoice, CodecId, Dtype, Error, Handle, PutOptions, RowId};
 use tierpack_tests::data::{self, Random};
-use tierpack_tests::{Daemon, full};
+use tierpack_tests::{Daemon, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const GUARD: usize = 64;
@@ -18,7 +18,7 @@ fn table(client: &Client, name: &str, n_rows: u64, row_words: u64) -> Handle {
     let bytes: Vec<u8> = (0..n_rows)
         .flat_map(|row| row.to_le_bytes().repeat(usize::try_from(row_words).expect("a size of the test")))
         .collect();
-    client.put(name, Dtype::U64, &[n_rows, row_words], &bytes).expect("room");
+    client.put_with(name, Dtype::U64, &[n_rows, row_words], &mut &bytes[..], &raw()).expect("room");
     client.open(name).expect("the tensor is there")
 }
 
@@ -41,7 +41,7 @@ fn a_row_past_the_end_is_an_error_and_never_a_neighbor() {
         .iter()
         .map(|&n| {
             let name = n.to_string();
-            client.put(&name, Dtype::U8, &[100, 64], &[n; 6400]).unwrap();
+            client.put_with(&name, Dtype::U8, &[100, 64], &mut std::io::repeat(n), &raw()).unwrap();
             client.open(&name).unwrap()
         })
         .collect();
@@ -179,7 +179,7 @@ fn failed_overlapping_and_forgotten_reads_leave_no_lease() {
     // And so nothing keeps the memory of what comes and goes.
     for n in 0..100 {
         let name = n.to_string();
-        client.put(&name, Dtype::U8, &[4, 1 << 20], &vec![1; 4 << 20]).unwrap();
+        client.put_with(&name, Dtype::U8, &[4, 1 << 20], &mut std::io::repeat(1), &raw()).unwrap();
         drop(client.open(&name).unwrap().view().unwrap());
         client.remove(&name).unwrap();
     }
@@ -213,8 +213,14 @@ fn ragged_ends_write_their_bytes_and_no_more() {
             (0..size).map(|n| n.to_le_bytes()[0]).collect(),
             (0..size).map(|_| random.next_u64().to_le_bytes()[0]).collect::<Vec<u8>>(),
         ];
-        for (content, access) in contents.iter().zip([Access::Rows, Access::Whole, Access::Rows]) {
-            let options = PutOptions::new().access(access).overwrite(true);
+        let accesses = [Access::Rows, Access::Whole, Access::Rows];
+        let forms = contents
+            .iter()
+            .zip(accesses)
+            .flat_map(|form| CodecId::ALL.iter().map(move |&codec| (form, codec)))
+            .filter(|(_, codec)| full() || *codec == CodecId::Raw || size < 300 << 10);
+        for ((content, access), codec) in forms {
+            let options = PutOptions::new().access(access).codec(CodecChoice::Only(codec)).overwrite(true);
             client.put_with("one row", Dtype::U8, &[len], &mut &content[..], &options).unwrap();
             check_ragged(&client.open("one row").unwrap(), content);
             // Rows of one byte.

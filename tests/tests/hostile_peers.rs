@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use nix::sys::socket::{MsgFlags, Shutdown, send, shutdown};
-use tierpack_client::{Client, Dtype, PutOptions};
+use tierpack_client::{Client, Dtype};
 use tierpack_shm::attachment::Attachment;
 use tierpack_shm::fork::ForkCookie;
 use tierpack_shm::layout::{LAYOUT_VERSION, page};
@@ -17,7 +17,7 @@ use tierpack_shm::sync::Ordering;
 use tierpack_tests::data::{Random, Source};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::peer::Peer;
-use tierpack_tests::{Daemon, eventually, full, memory};
+use tierpack_tests::{Daemon, eventually, full, memory, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
@@ -34,7 +34,7 @@ fn daemon() -> (Daemon, Client, Baseline) {
 
 fn put(client: &Client, name: &str, id: u16) {
     let mut source = Source::new(id, 1);
-    client.put_with(name, Dtype::U64, &[BYTES / 512, 64], &mut source, &PutOptions::new()).expect("room");
+    client.put_with(name, Dtype::U64, &[BYTES / 512, 64], &mut source, &raw()).expect("room");
 }
 
 /// The daemon lives, has lost nothing, and serves.

@@ -7,7 +7,7 @@ use tierpack_client::Dtype;
 use tierpack_shm::message::{PutBegin, Reply, Request};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::peer::{Peer, begin, chunk};
-use tierpack_tests::{Daemon, eventually, full};
+use tierpack_tests::{Daemon, eventually, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
@@ -96,7 +96,7 @@ fn an_unfinished_put_leaves_nothing() {
     // Nearly the whole pool can be used.
     let rows = daemon.stats().pool.size_bytes / 10 * 9 / 512;
     let mut zeros = std::io::repeat(0);
-    client.put_with("large", Dtype::U64, &[rows, 64], &mut zeros, &Default::default()).expect("room for it");
+    client.put_with("large", Dtype::U64, &[rows, 64], &mut zeros, &raw()).expect("room for it");
 }
 
 #[test]

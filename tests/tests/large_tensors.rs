@@ -2,8 +2,8 @@
 
 use std::io::Read;
 
-use tierpack_client::{Client, Dtype, Handle, PutOptions, RowId};
-use tierpack_tests::{Daemon, full};
+use tierpack_client::{Client, Dtype, Handle, RowId};
+use tierpack_tests::{Daemon, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
@@ -43,7 +43,7 @@ fn table(client: &Client, dtype: Dtype, n_rows: u64, columns: u64) -> (Handle, S
     let row_bytes = columns * u64::from(dtype.bits()) / 8;
     let marked = vec![0, 1, n_rows - 3, n_rows - 2, n_rows - 1];
     let mut source = Sparse { row_bytes, marked, at: 0 };
-    let options = PutOptions::new();
+    let options = raw();
     let entry = client.put_with("table", dtype, &[n_rows, columns], &mut source, &options).expect("room");
     assert_eq!((entry.raw_bytes, source.at), (n_rows * row_bytes, n_rows * row_bytes));
     (client.open("table").expect("the tensor is there"), source)

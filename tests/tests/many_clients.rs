@@ -1,11 +1,11 @@
 //! Many clients: none is turned away because others were killed, and the limit is told.
 
-use tierpack_client::{Client, Dtype, Error, PutOptions};
+use tierpack_client::{Client, Dtype, Error};
 use tierpack_tests::data::Source;
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::peer::Peer;
 use tierpack_tests::reports::ReadReport;
-use tierpack_tests::{Daemon, TestClient, eventually, full};
+use tierpack_tests::{Daemon, TestClient, eventually, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -34,7 +34,7 @@ fn clients_find_room_after_many_were_killed() {
     let put = |id, options| {
         client.put_with("features", Dtype::U64, &[16 << 10, 64], &mut Source::new(7, id), &options)
     };
-    put(3, PutOptions::new()).expect("room");
+    put(3, raw()).expect("room");
     let before = Baseline::take(&daemon, 1);
     for _ in 0..killed / WAVE {
         // Dropped, and so killed, in the middle of their reads.
@@ -53,7 +53,7 @@ fn clients_find_room_after_many_were_killed() {
     before.returns(&mut daemon);
     // What the killed ones read can be replaced, and its memory comes back.
     for _ in 0..20 {
-        put(3, PutOptions::new().overwrite(true)).expect("the memory of the one before came back");
+        put(3, raw().overwrite(true)).expect("the memory of the one before came back");
     }
     before.returns(&mut daemon);
 }

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use tierpack_client::{Dtype, PutOptions};
-use tierpack_tests::data::{Random, Source};
+use tierpack_client::{CodecChoice, CodecId, Dtype, PutOptions};
+use tierpack_tests::data::{Random, Source, Words};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::reports::ReadReport;
 use tierpack_tests::{Daemon, TestClient, eventually, full};
@@ -18,16 +18,17 @@ const READERS: usize = 8;
 const PUTTERS: usize = 2;
 const PAUSE: Duration = Duration::from_millis(100);
 
-fn reader(daemon: &Daemon) -> TestClient {
+fn reader(daemon: &Daemon, codec: CodecId) -> TestClient {
     let args = ["gather", "--tensor", "features", "--tensor-id", "7", "--version", "3", "--batch", "64"];
-    let args = [&args[..], &["--mixed", "small"]].concat();
+    let mut args = [&args[..], &["--mixed", "small"]].concat();
+    args.extend((codec != CodecId::Raw).then_some("--compressible"));
     let mut client = TestClient::start(CLIENT, daemon, &args);
     client.tell("go");
     client
 }
 
-fn putter(daemon: &Daemon) -> TestClient {
-    TestClient::start(CLIENT, daemon, &["put-loop"])
+fn putter(daemon: &Daemon, codec: CodecId) -> TestClient {
+    TestClient::start(CLIENT, daemon, &["put-loop", "--codec", codec.name()])
 }
 
 /// Waits until a reader is in its steady state; shows why when it ends instead.
@@ -47,19 +48,29 @@ fn check(client: TestClient) -> ReadReport {
 
 #[test]
 fn killed_clients_leave_nothing_and_disturb_nobody() {
+    kill_clients(CodecId::Raw);
+}
+
+#[test]
+fn killed_clients_of_encoded_tensors_leave_nothing_and_disturb_nobody() {
+    kill_clients(CodecId::Ibp);
+}
+
+#[expect(clippy::print_stdout, reason = "figures of a test run")]
+fn kill_clients(codec: CodecId) {
     let mut daemon = Daemon::start(PROGRAM, &["--pool-size", "256MiB", "--lock", "off"]);
     let client = daemon.client();
     for (name, id, rows) in [("features", 7, 64 << 10), ("small", 8, 512)] {
-        let mut source = Source::new(id, 3);
-        client
-            .put_with(name, Dtype::U64, &[rows, 64], &mut source, &PutOptions::new())
-            .expect("the pool has room");
+        let mut source = Source::of(Words::new(codec != CodecId::Raw), id, 3);
+        let options = PutOptions::new().codec(CodecChoice::Only(codec));
+        let entry = client.put_with(name, Dtype::U64, &[rows, 64], &mut source, &options);
+        assert_eq!(entry.expect("the pool has room").codec, codec);
     }
     let before = Baseline::take(&daemon, 1);
 
-    let mut readers: Vec<_> = (0..READERS).map(|_| reader(&daemon)).collect();
+    let mut readers: Vec<_> = (0..READERS).map(|_| reader(&daemon, codec)).collect();
     readers.iter_mut().for_each(wait_steady);
-    let mut putters: Vec<_> = (0..PUTTERS).map(|_| putter(&daemon)).collect();
+    let mut putters: Vec<_> = (0..PUTTERS).map(|_| putter(&daemon, codec)).collect();
     let mut random = Random::new(40);
     let mut killed = 0;
     let end = Instant::now() + Duration::from_secs(if full() { 30 } else { 3 });
@@ -68,8 +79,8 @@ fn killed_clients_leave_nothing_and_disturb_nobody() {
         let victim = usize::try_from(random.below((READERS + PUTTERS) as u64)).expect("a small number");
         // The one that takes the place starts beside the others, and is waited for only at the end.
         match victim.checked_sub(READERS) {
-            None => readers[victim] = reader(&daemon),
-            Some(putter_idx) => putters[putter_idx] = putter(&daemon),
+            None => readers[victim] = reader(&daemon, codec),
+            Some(putter_idx) => putters[putter_idx] = putter(&daemon, codec),
         }
         killed += 1;
         assert!(daemon.process().is_running(), "the daemon ended: {}", daemon.log());

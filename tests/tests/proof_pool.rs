@@ -8,10 +8,11 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tierpack_client::{Dtype, PutOptions};
-use tierpack_tests::data::Source;
+use parking_lot::Mutex;
+use tierpack_client::{CodecChoice, CodecId, Dtype, PutOptions};
+use tierpack_tests::data::{Source, Words};
 use tierpack_tests::reports::{LatencyReport, ReadReport};
-use tierpack_tests::{Daemon, Process, TestClient, eventually, memory, tools};
+use tierpack_tests::{Daemon, Process, TestClient, eventually, full, memory, tools};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -31,10 +32,11 @@ struct Reader {
 }
 
 impl Reader {
-    fn connect(daemon: &Daemon, k: u64) -> Self {
+    fn connect(daemon: &Daemon, codec: CodecId, k: u64) -> Self {
         let (batch, part) = (BATCH.to_string(), format!("{k}/{PROCESSES}"));
         let args = ["gather", "--tensor", "features", "--tensor-id", "7", "--version", "3"];
-        let args = [&args[..], &["--batch", &batch, "--part", &part]].concat();
+        let mut args = [&args[..], &["--batch", &batch, "--part", &part]].concat();
+        args.extend((codec != CodecId::Raw).then_some("--compressible"));
         let mut client = TestClient::start(CLIENT, daemon, &args);
         let pid = number(&mut client, "connected");
         Self { client, pid, thread: 0, private_when_connected: memory::private(pid) }
@@ -50,15 +52,31 @@ fn number(client: &mut TestClient, what: &str) -> u32 {
 
 #[test]
 fn eight_processes_share_one_pool_without_a_system_call() {
-    let daemon = Daemon::start(PROGRAM, &["--pool-size", "1200MiB", "--lock", "off"]);
-    let shape = [POOL_BYTES / ROW_BYTES, ROW_BYTES / 8];
-    let client = daemon.client();
-    let entry = client
-        .put_with("features", Dtype::U64, &shape, &mut Source::new(7, 3), &PutOptions::new())
-        .expect("the pool has room");
-    assert_eq!(entry.raw_bytes, POOL_BYTES);
+    prove(CodecId::Raw, POOL_BYTES);
+}
 
-    let mut readers: Vec<_> = (0..PROCESSES).map(|k| Reader::connect(&daemon, k)).collect();
+#[test]
+fn eight_processes_decode_one_pool_without_a_system_call() {
+    prove(CodecId::Ibp, if full() { POOL_BYTES } else { POOL_BYTES / 8 });
+}
+
+/// One proof at a time: each prints figures.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[expect(clippy::print_stdout, reason = "figures of a test run")]
+fn prove(codec: CodecId, raw_bytes: u64) {
+    let _alone = ALONE.lock();
+    let daemon = Daemon::start(PROGRAM, &["--pool-size", "1200MiB", "--lock", "off"]);
+    let shape = [raw_bytes / ROW_BYTES, ROW_BYTES / 8];
+    let client = daemon.client();
+    let mut source = Source::of(Words::new(codec != CodecId::Raw), 7, 3);
+    let options = PutOptions::new().codec(CodecChoice::Only(codec));
+    let entry = client.put_with("features", Dtype::U64, &shape, &mut source, &options);
+    let entry = entry.expect("the pool has room");
+    assert_eq!((entry.raw_bytes, entry.codec), (raw_bytes, codec));
+    assert_eq!(codec == CodecId::Raw, entry.stored_bytes > raw_bytes, "{entry:?}");
+
+    let mut readers: Vec<_> = (0..PROCESSES).map(|k| Reader::connect(&daemon, codec, k)).collect();
     for reader in &mut readers {
         reader.client.tell("go");
     }
@@ -78,7 +96,7 @@ fn eight_processes_share_one_pool_without_a_system_call() {
     }
     let mut medians: Vec<u64> = reports.iter().map(|report| report.median_ns).collect();
     medians.sort_unstable();
-    println!("{rows} rows checked by {PROCESSES} processes");
+    println!("{rows} rows of codec {codec} checked by {PROCESSES} processes");
     println!(
         "row of a random batch of {BATCH}, eight processes at once: median {} ns",
         medians[medians.len() / 2]

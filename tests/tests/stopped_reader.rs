@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tierpack_client::{Client, Dtype, Error, PutOptions};
+use tierpack_client::{Client, Dtype, Error};
 use tierpack_tests::data::Source;
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::reports::ReadReport;
-use tierpack_tests::{Daemon, TestClient, eventually, full};
+use tierpack_tests::{Daemon, TestClient, eventually, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -18,7 +18,7 @@ const FILLER_BYTES: u64 = 8 << 20;
 
 fn put(client: &Client, name: &str, id: u16, bytes: u64) -> Result<(), Error> {
     let mut source = Source::new(id, 1);
-    client.put_with(name, Dtype::U64, &[bytes / 512, 64], &mut source, &PutOptions::new()).map(drop)
+    client.put_with(name, Dtype::U64, &[bytes / 512, 64], &mut source, &raw()).map(drop)
 }
 
 fn is_stopped(pid: u32) -> bool {

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use tierpack_client::{Client, Dtype, Error, Handle, PutOptions};
+use tierpack_client::{Client, Dtype, Error, Handle};
 use tierpack_tests::data::{Random, Source, mismatches};
 use tierpack_tests::leaks::Baseline;
-use tierpack_tests::{Daemon, full};
+use tierpack_tests::{Daemon, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
@@ -13,7 +13,7 @@ const THREADS: u16 = 32;
 const ROWS: u64 = 4096;
 
 fn put(client: &Client, name: &str, id: u16, rows: u64) -> Result<(), Error> {
-    let options = PutOptions::new().overwrite(true);
+    let options = raw().overwrite(true);
     client.put_with(name, Dtype::U64, &[rows, 64], &mut Source::new(id, 1), &options).map(drop)
 }
 

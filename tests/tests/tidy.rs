@@ -23,6 +23,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     // `kernels`: `bench codecs` measures them without a daemon.
     ("client/cli/Cargo.toml", &["client", "daemon", "kernels", "shm"], &[]),
     ("tests/Cargo.toml", &["cli", "client", "daemon", "kernels", "shm"], &[]),
+    ("tests/fuzz/Cargo.toml", &["kernels", "shm"], &[]),
 ];
 
 /// The files in which `unsafe` may stand.
@@ -42,6 +43,7 @@ const ROOTS: &[(&str, &str)] = &[
     ("client/cli/src/lib.rs", FORBID),
     ("client/cli/src/main.rs", FORBID),
     ("tests/src/lib.rs", FORBID),
+    ("tests/fuzz/src/lib.rs", FORBID),
     ("tests/src/bin/tierpack.rs", FORBID),
     ("tests/src/bin/test_client.rs", DENY),
 ];

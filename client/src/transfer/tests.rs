@@ -68,6 +68,11 @@ fn entry() -> Entry {
         raw_bytes: 40_000,
         stored_bytes: 40_064,
         revision: 0,
+        generation: 0,
+        predicted_bytes: 0,
+        runner_up: None,
+        escapes: 0,
+        participating: 0,
     }
 }
 

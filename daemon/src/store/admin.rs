@@ -25,11 +25,13 @@ impl Store {
         if let Some(found) = self.namespaces.read().get(name) {
             return Ok(Arc::clone(found));
         }
-        let mut access = Access::of(caller);
-        if name == DEFAULT {
-            (access.uid, access.gid) = (self.uid, self.gid);
-        }
-        self.make(name, access).map(|(namespace, _)| namespace)
+        self.make(name, self.first_access(name, caller)).map(|(namespace, _)| namespace)
+    }
+
+    /// What a namespace starts with: it is the caller's, but `default` is the daemon's, whoever comes first.
+    fn first_access(&self, name: &str, caller: &Caller) -> Access {
+        let access = Access::of(caller);
+        if name == DEFAULT { Access { uid: self.uid, gid: self.gid, ..access } } else { access }
     }
 
     /// Makes a namespace, unless another request was first; says whether it did.
@@ -63,7 +65,8 @@ impl Store {
         caller: &Caller,
         change: &NamespaceChange,
     ) -> Outcome<()> {
-        let mut access = Access::of(caller);
+        let mut access = self.first_access(name, caller);
+        access.check_owner(name, caller)?;
         apply(&mut access, name, caller, change)?;
         match self.make(name, access)? {
             (namespace, true) => {

@@ -14,6 +14,8 @@ use tierpack_client::Client;
 
 #[path = "test_client/churn.rs"]
 mod churn;
+#[path = "test_client/demand.rs"]
+mod demand;
 #[path = "test_client/fork.rs"]
 mod fork;
 #[path = "test_client/gather.rs"]
@@ -50,6 +52,8 @@ enum Role {
     Hold(hold::Args),
     /// Reads all tensors, puts and removes its own.
     Churn(churn::Args),
+    /// Asks for everything of one namespace.
+    Demand(demand::Args),
     /// Forks.
     Fork(fork::Args),
 }
@@ -64,6 +68,7 @@ fn main() -> Result<()> {
         Role::PutLoop(args) => put_loop::run(socket, args),
         Role::Hold(args) => hold::run(socket, args),
         Role::Churn(args) => churn::run(socket, args),
+        Role::Demand(args) => demand::run(socket, args),
         Role::Fork(args) => fork::run(socket, args),
     }
 }

@@ -15,6 +15,11 @@ fn entry(name: &str, raw_bytes: u64, stored_bytes: u64) -> Entry {
         raw_bytes,
         stored_bytes,
         revision: 1,
+        generation: 0,
+        predicted_bytes: 0,
+        runner_up: None,
+        escapes: 0,
+        participating: 0,
     }
 }
 

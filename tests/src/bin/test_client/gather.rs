@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use tierpack_client::{Client, Error, Handle};
-use tierpack_tests::data::{Random, mismatches};
+use tierpack_tests::data::{Random, Words};
 use tierpack_tests::reports::ReadReport;
 
 use crate::{connect, median, say, told, until_closed};
@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// The version in its words.
     #[arg(long)]
     version: u16,
+    /// Its words are those that a codec shortens.
+    #[arg(long)]
+    compressible: bool,
     /// Rows of one gather.
     #[arg(long)]
     batch: usize,
@@ -50,6 +53,7 @@ struct Whole {
 struct Reader {
     handle: Handle,
     whole: Option<Whole>,
+    words: Words,
     tensor_id: u16,
     version: u16,
     rows: Vec<u64>,
@@ -108,6 +112,7 @@ impl Reader {
         let row_bytes = usize::try_from(handle.row_bytes())?;
         Ok(Self {
             whole,
+            words: Words::new(args.compressible),
             tensor_id: args.tensor_id,
             version: args.version,
             rows: vec![0; args.batch],
@@ -156,7 +161,7 @@ impl Reader {
         match handle.get_into(out) {
             Ok(()) => {
                 self.report.reads += 1;
-                self.report.mismatches += mismatches(out, self.tensor_id + 1, self.version, 0);
+                self.report.mismatches += self.words.mismatches(out, self.tensor_id + 1, self.version, 0);
             }
             Err(error) => self.failed(&error),
         }
@@ -173,7 +178,7 @@ impl Reader {
         let row_bytes = self.out.len() / self.rows.len();
         for (row, bytes) in self.rows.iter().zip(self.out.chunks_exact(row_bytes)) {
             let first_word = row * (row_bytes as u64 / 8);
-            self.report.mismatches += mismatches(bytes, self.tensor_id, self.version, first_word);
+            self.report.mismatches += self.words.mismatches(bytes, self.tensor_id, self.version, first_word);
         }
         // What is right must not be right by being left over from the last call.
         self.out.fill(0);

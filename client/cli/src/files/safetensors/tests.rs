@@ -211,6 +211,11 @@ fn entry(name: &str, dtype: Dtype, shape: &[u64]) -> Entry {
         raw_bytes,
         stored_bytes: raw_bytes,
         revision: 1,
+        generation: 0,
+        predicted_bytes: 0,
+        runner_up: None,
+        escapes: 0,
+        participating: 0,
     }
 }
 
