@@ -1,7 +1,7 @@
 //! The life of a daemon: one per path, gone without a trace, and back with another pool under the same names.
 
 use std::fs;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
 
@@ -105,6 +105,8 @@ fn a_daemon_never_removes_what_it_did_not_bind() {
     assert!(socket.exists(), "the other's socket");
     assert_says(&serve(&socket, 3).refusal(), &["has a live listener"]);
     drop(other);
+    // A process that another test is just starting has a copy of the listener until it runs its program.
+    eventually("the end of the listener", || UnixStream::connect(&socket).is_err().then_some(()));
     // Now it is a leftover, and is replaced.
     serve(&socket, 4).ready();
 }
