@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tierpack_client::{Dtype, Error, PutOptions};
+use tierpack_client::{CodecChoice, CodecId, Dtype, Error, PutOptions};
 
 use crate::fixture::{Fixture, pattern};
 
@@ -60,7 +60,9 @@ fn mixed_calls_of_many_threads() {
                 let name = format!("own{thread}");
                 for round in 0..20_usize {
                     let fill = u8::try_from(thread * 10 + round % 10).unwrap();
-                    client.put(&name, Dtype::U8, &[64, 64], &[fill; 4096]).unwrap();
+                    // Raw, so that there is something to view.
+                    let raw = PutOptions::new().codec(CodecChoice::Only(CodecId::Raw));
+                    client.put_with(&name, Dtype::U8, &[64, 64], &mut &[fill; 4096][..], &raw).unwrap();
                     let own = client.open(&name).unwrap();
                     assert_eq!(own.get().unwrap().as_bytes(), [fill; 4096]);
                     let row = (thread * 61 + round * 17) % 1000;
