@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 /// How long one figure is measured.
 const PER_FIGURE: Duration = Duration::from_millis(60);
 
+/// Calls that a figure is the best of, at least.
+const LEAST_RUNS: usize = 3;
+
 /// Bytes that do not fit any cache of the machines this runs on.
 pub(super) const DRAM_BYTES: usize = 128 << 20;
 
 /// GiB/s of `n_threads` threads that each run their own `work`, which moves `bytes` per call.
 ///
-/// Every thread repeats its work for the time of one figure; the figure is the sum of the threads' best calls.
+/// Every thread warms up by one call and then repeats its work for the time of one figure; the figure is the sum of the threads' best calls.
 pub(super) fn throughput<W>(bytes: u64, works: Vec<W>) -> f64
 where
     W: FnMut() + Send,
@@ -24,12 +27,15 @@ where
 }
 
 fn best(mut work: impl FnMut()) -> Duration {
-    let (start, mut best) = (Instant::now(), Duration::MAX);
+    // The first call also maps the memory that it writes.
+    work();
+    let (start, mut best, mut runs) = (Instant::now(), Duration::MAX, 0);
     loop {
         let one = Instant::now();
         work();
         best = best.min(one.elapsed());
-        if start.elapsed() >= PER_FIGURE {
+        runs += 1;
+        if runs >= LEAST_RUNS && start.elapsed() >= PER_FIGURE {
             return best;
         }
     }
