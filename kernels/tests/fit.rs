@@ -3,7 +3,7 @@
 use safetensors::SafeTensors;
 use tierpack_kernels::block::Block;
 use tierpack_kernels::codec::{self, Encoding};
-use tierpack_kernels::fit::{self, Fit, SAMPLE_BYTES};
+use tierpack_kernels::fit::{self, Fit, SAMPLE_BYTES, spread};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::metadata::{Granularity, Metadata};
 use tierpack_kernels::{Coder, Error};
@@ -192,4 +192,14 @@ fn a_sample_that_does_not_belong_to_the_tensor_is_refused() {
     assert_eq!(result, Err(Error::NoSuchBlock { block_idx: 1, n_blocks: 1 }));
     let result = fit::fit(CodecId::Ibp, &geometry, &[(0, &[0; 11])]);
     assert_eq!(result, Err(Error::RawLength { block_idx: 0, needed: 12, got: 11 }));
+}
+
+#[test]
+fn the_sample_is_spread_evenly_and_bounded() {
+    assert_eq!(spread(4, 256 << 10).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    let many: Vec<_> = spread(64, 256 << 10).collect();
+    assert_eq!((many.len(), many[0], many[15]), (16, 2, 62));
+    assert_eq!(spread(1, 1 << 20).count(), 1);
+    assert_eq!(spread(16, 1 << 30).collect::<Vec<_>>(), [4, 12]);
+    assert_eq!(spread(0, 0).count(), 0);
 }

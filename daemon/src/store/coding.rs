@@ -5,7 +5,7 @@
 
 use tierpack_kernels::Coder;
 use tierpack_kernels::codec::Encoding;
-use tierpack_kernels::fit::{Choice, Fit, SAMPLE_BYTES, choose, fit};
+use tierpack_kernels::fit::{Choice, Fit, choose, fit};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::metadata::Metadata;
 use tierpack_shm::types::{CodecChoice, CodecId};
@@ -64,26 +64,5 @@ impl Coding {
     /// Number and bytes of the metadata.
     pub(super) fn metadata(&self) -> Option<(u32, &[u8])> {
         self.coder.as_ref().map(|(coder, bytes)| (coder.generation(), &bytes[..]))
-    }
-}
-
-/// Which of `n_blocks` blocks of about `block_bytes` make the sample: evenly spaced, at most `SAMPLE_BYTES`.
-pub(super) fn sampled(n_blocks: u64, block_bytes: u64) -> impl Iterator<Item = u64> {
-    let wanted = (SAMPLE_BYTES / block_bytes.max(1)).clamp(n_blocks.min(2), n_blocks);
-    (0..wanted).map(move |n| (2 * n + 1) * n_blocks / (2 * wanted))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_sample_is_spread_evenly_and_bounded() {
-        assert_eq!(sampled(4, 256 << 10).collect::<Vec<_>>(), [0, 1, 2, 3]);
-        let many: Vec<_> = sampled(64, 256 << 10).collect();
-        assert_eq!((many.len(), many[0], many[15]), (16, 2, 62));
-        assert_eq!(sampled(1, 1 << 20).count(), 1);
-        assert_eq!(sampled(16, 1 << 30).collect::<Vec<_>>(), [4, 12]);
-        assert_eq!(sampled(0, 0).count(), 0);
     }
 }

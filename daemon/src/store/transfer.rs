@@ -11,6 +11,7 @@ use crc32c::crc32c;
 use parking_lot::Mutex;
 use slab::Slab;
 use tierpack_kernels::codec::{Encoded, encode_block, max_encoded_len};
+use tierpack_kernels::fit::spread;
 use tierpack_kernels::geometry::{BlockShape, Geometry};
 use tierpack_shm::chunk::Chunk;
 use tierpack_shm::message::{Entry, ErrorCode, MAX_CHUNK_BYTES, MAX_NAME_BYTES, PutBegin, Refusal};
@@ -19,7 +20,7 @@ use tierpack_shm::segment::SegmentKind;
 use tierpack_shm::types::{CodecChoice, CodecId, UNIT_BYTES, index};
 
 use super::access::{Caller, Right};
-use super::coding::{Coding, sampled};
+use super::coding::Coding;
 use super::content::{Content, StoredBlock, StoredMetadata};
 use super::file_metadata::SharedText;
 use super::namespace::{Namespace, directory_need};
@@ -296,7 +297,7 @@ impl Transfer {
         }
         let block_bytes = self.geometry.block(first_block).raw_bytes;
         let mut sample = Vec::new();
-        for n in sampled(blocks.len() as u64, block_bytes) {
+        for n in spread(blocks.len() as u64, block_bytes) {
             let (block_idx, at, len) = blocks[index(n)];
             let mut raw = vec![0; index(len)];
             data.read_at(at, &mut raw)?;

@@ -63,12 +63,16 @@ pub fn sample_blocks(geometry: &Geometry) -> Vec<u64> {
     if n_blocks == 0 {
         return Vec::new();
     }
-    let per_block = geometry.block(0).raw_bytes.max(1);
-    let n = (SAMPLE_BYTES / per_block).clamp(1, n_blocks);
+    spread(n_blocks, geometry.block(0).raw_bytes).collect()
+}
+
+/// Which of `n_blocks` blocks of `block_bytes` raw bytes make a sample: evenly spaced, as many as [`SAMPLE_BYTES`]
+/// hold.
+pub fn spread(n_blocks: u64, block_bytes: u64) -> impl Iterator<Item = u64> {
     // At least two where there are two: one to fit, one to measure.
-    let n = n.max(n_blocks.min(2));
+    let n = (SAMPLE_BYTES / block_bytes.max(1)).clamp(n_blocks.min(2), n_blocks);
     // The middle of each of n equal parts; 128 bits, because block numbers may have 58.
-    (0..n).map(|i| middle(i, n, n_blocks)).collect()
+    (0..n).map(move |i| middle(i, n, n_blocks))
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the quotient is below n_blocks")]
