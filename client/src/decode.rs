@@ -1,14 +1,13 @@
 //! Decoding: blocks that are not raw, straight from the pool into the caller's buffer.
 //!
 //! A handle builds its coder from the tensor's metadata at its first read; after that a row costs no allocation.
-//! Most rows need only the block's header and front, which the geometry finds; the block's own header says how far
-//! the overflow goes, for the rows whose records do not fit their stride.
+//! The geometry finds a row in its block's front; the block's header says how far the overflow goes.
 
 use std::cell::RefCell;
 use std::ops::Deref;
 
-use tierpack_kernels::block::{Block, HEADER_BYTES, needed_len};
-use tierpack_kernels::codec::{RowRead, Scratch, decode_block, decode_row};
+use tierpack_kernels::block::{Block, HEADER_BYTES, needed_len, stored_len};
+use tierpack_kernels::codec::{Scratch, decode_block, decode_row};
 use tierpack_kernels::metadata::Metadata;
 use tierpack_kernels::{Coder, geometry::Geometry};
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
@@ -76,17 +75,9 @@ where
     thread_local! {
         static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
     }
+    let header = guard.stored(word, HEADER_BYTES)?;
+    let bytes = guard.stored(word, stored_len(header))?;
     SCRATCH.with_borrow_mut(|scratch| {
-        let front = guard.stored(word, coder.front_end(block_idx))?;
-        let mut decode = |bytes: &[u8]| {
-            decode_row(coder, block_idx, row_in_block, bytes, out, scratch).map_err(|_| NoGuard::Corrupt)
-        };
-        match decode(front)? {
-            RowRead::Done => Ok(()),
-            RowRead::NeedsOverflow => match decode(whole(guard, word)?)? {
-                RowRead::Done => Ok(()),
-                RowRead::NeedsOverflow => Err(NoGuard::Corrupt),
-            },
-        }
+        decode_row(coder, block_idx, row_in_block, bytes, out, scratch).map_err(|_| NoGuard::Corrupt)
     })
 }

@@ -13,8 +13,9 @@ use tierpack_shm::types::{Access, CodecId, Dtype, index};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::cut::{Grid, HEAD_BYTES, Runs, STRIDE_UNIT, bytes_of, max_stride};
+use crate::cut::{Grid, Runs, STRIDE_UNIT, bytes_of, max_stride};
 use crate::error::{Error, Result};
+use crate::escapes::ENTRY_BYTES;
 use crate::geometry::MAX_BLOCK_RAW_BYTES;
 
 /// The version of the format in FORMAT.md that this crate writes, and the newest that it reads.
@@ -200,6 +201,15 @@ pub fn needed_len(header: &[u8]) -> Result<u64> {
     Checked::of(header).map(|checked| checked.total_len)
 }
 
+/// Bytes of the block that starts with this header, by the one field that says so, for reads of memory that only
+/// the daemon writes; those of a header alone where the field says less, and at most those of the largest block.
+#[inline]
+pub fn stored_len(header: &[u8]) -> u64 {
+    let field = header.get(offset_of!(Header, total_len)..).and_then(|bytes| bytes.first_chunk());
+    let len = field.map_or(0, |bytes| u64::from(u32::from_le_bytes(*bytes)));
+    len.clamp(HEADER_BYTES, HEADER_BYTES + MAX_BLOCK_RAW_BYTES)
+}
+
 /// A header whose fields agree with each other.
 struct Checked {
     header: Header,
@@ -220,11 +230,10 @@ impl Checked {
         let raw_bytes = u64::from(header.rows.get()) * row_bytes;
         let (grid, body_len) = match codec {
             CodecId::Raw => (None, header.check_raw(row_bytes, raw_bytes)?),
-            CodecId::Ibp | CodecId::IbpWindow => {
-                let (grid, body_len) = header.check_ibp(dtype, raw_bytes)?;
+            codec => {
+                let (grid, body_len) = header.check_records(codec, dtype, raw_bytes)?;
                 (Some(grid), body_len)
             }
-            other => return Err(Error::UnknownCodec { number: other as u8 }),
         };
         let total_len = HEADER_BYTES + body_len;
         expect_field("total_len", header.total_len.get(), total_len)?;
@@ -280,7 +289,7 @@ impl Header {
 
     /// Codecs with records: counts and strides that follow from the shape, and fewer bytes than `raw` takes;
     /// gives the grid and the length of front and overflow.
-    fn check_ibp(&self, dtype: Dtype, raw_bytes: u64) -> Result<(Grid, u64)> {
+    fn check_records(&self, codec: CodecId, dtype: Dtype, raw_bytes: u64) -> Result<(Grid, u64)> {
         let Some(access) = self.access() else {
             return Err(Error::Field { field: "access", found: u32::from(self.access), expected: 1 });
         };
@@ -300,6 +309,10 @@ impl Header {
             let expected = raw_bytes.saturating_sub(grid.front_len() + 1);
             let found = self.overflow_len.get();
             return Err(Error::Field { field: "overflow_len", found, expected });
+        }
+        if codec == CodecId::Planes4 {
+            let found = self.overflow_len.get();
+            expect_field("overflow_len", found, u64::from(found) / ENTRY_BYTES as u64 * ENTRY_BYTES as u64)?;
         }
         Ok((grid, body_len))
     }
@@ -326,7 +339,7 @@ fn expect_stride(field: &'static str, found: u32, raw_bytes: u64) -> Result<u64>
     let stride = u64::from(found);
     let (least, most) = match raw_bytes {
         0 => (0, 0),
-        _ => (HEAD_BYTES + STRIDE_UNIT, max_stride(raw_bytes)),
+        _ => (STRIDE_UNIT, max_stride(raw_bytes)),
     };
     if stride < least || !stride.is_multiple_of(STRIDE_UNIT) {
         return Err(Error::Field { field, found, expected: least.max(stride.next_multiple_of(STRIDE_UNIT)) });

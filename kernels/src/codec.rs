@@ -12,10 +12,10 @@ use crate::block::{Block, HEADER_BYTES};
 use crate::coder::Coder;
 use crate::error::{Error, Result};
 use crate::geometry::{BlockShape, Geometry};
-use crate::ibp::{self, Source};
+use crate::records::{self, Source};
 use crate::scalar;
 
-pub use crate::ibp::Scratch;
+pub use crate::records::Scratch;
 
 /// How the blocks of a tensor are encoded.
 #[derive(Clone, Copy, Debug)]
@@ -37,16 +37,6 @@ pub struct Encoded {
     pub escapes: u64,
     /// Chunks that the metadata shortened; 0 where the encoding is `raw`.
     pub participating: u64,
-}
-
-/// What [`decode_row`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the row may need bytes that were not given"]
-pub enum RowRead {
-    /// The row is decoded.
-    Done,
-    /// Part of the row is in the overflow, which the bytes given do not reach; the output is unspecified.
-    NeedsOverflow,
 }
 
 /// The most bytes that a block of this shape takes, whatever the codec: its raw bytes and a header.
@@ -78,7 +68,7 @@ pub fn encode_block(
     }
     match encoding {
         Encoding::Raw => Ok(scalar::raw::encode(geometry.dtype(), &shape, raw, out)),
-        Encoding::Coded(coder) if coder.geometry() == geometry => Ok(ibp::encode(coder, &shape, raw, out)),
+        Encoding::Coded(coder) if coder.geometry() == geometry => Ok(records::encode(coder, &shape, raw, out)),
         Encoding::Coded(coder) => Err(Error::MetadataField {
             field: "row_bytes",
             found: coder.geometry().row_bytes(),
@@ -94,8 +84,8 @@ pub fn encode_block(
 ///
 /// # Errors
 /// [`Error::OutputLength`] where `out` has another length; [`Error::NoMetadata`] and
-/// [`Error::WrongGeneration`] where `coder` is not the block's; [`Error::Field`] and [`Error::Overflow`] where
-/// the block is damaged, and `out` then holds anything.
+/// [`Error::WrongGeneration`] where `coder` is not the block's; [`Error::Field`], [`Error::Overflow`] and
+/// [`Error::NoEscape`] where the block is damaged, and `out` then holds anything.
 pub fn decode_block(block: &Block<'_>, coder: Option<&Coder>, out: &mut [u8]) -> Result<()> {
     let got = out.len() as u64;
     if got != block.raw_bytes() {
@@ -115,14 +105,12 @@ pub fn decode_block(block: &Block<'_>, coder: Option<&Coder>, out: &mut [u8]) ->
 ///
 /// Shapes: `out` holds [`BlockShape::row_bytes`] bytes; `block_idx` and `row_in_block` come from
 /// [`Geometry::locate`].
-/// `bytes` start with the header and hold at least [`Coder::front_end`] bytes.
-/// That is enough for most rows; for [`RowRead::NeedsOverflow`], ask [`crate::block::needed_len`] how long the
-/// block is and come again with all of it.
-/// A second [`RowRead::NeedsOverflow`] means that the block is damaged.
+/// `bytes` are the whole block, as long as [`crate::block::stored_len`] says; the front at least.
 ///
 /// # Errors
 /// [`Error::NoSuchBlock`], [`Error::NoSuchRow`] and [`Error::OutputLength`] where the arguments do not belong
-/// to the tensor; [`Error::BlockTruncated`] where `bytes` end within the front.
+/// to the tensor; [`Error::BlockTruncated`] where `bytes` end within the front; [`Error::Overflow`] and
+/// [`Error::NoEscape`] where the block is damaged, and `out` then holds anything.
 #[inline]
 pub fn decode_row(
     coder: &Coder,
@@ -131,7 +119,7 @@ pub fn decode_row(
     bytes: &[u8],
     out: &mut [u8],
     scratch: &mut Scratch,
-) -> Result<RowRead> {
+) -> Result<()> {
     let shape = shape_of(coder.geometry(), block_idx)?;
     if row_in_block >= shape.rows {
         return Err(Error::NoSuchRow { row_in_block, rows: shape.rows });
@@ -140,10 +128,7 @@ pub fn decode_row(
     if got != shape.row_bytes {
         return Err(Error::OutputLength { needed: shape.row_bytes, got });
     }
-    match Source::of_front(coder, &shape, bytes)?.decode_row(row_in_block, out, scratch) {
-        Ok(()) => Ok(RowRead::Done),
-        Err(_) => Ok(RowRead::NeedsOverflow),
-    }
+    Source::of_bytes(coder, &shape, bytes)?.decode_row(row_in_block, out, scratch)
 }
 
 #[inline]

@@ -5,12 +5,14 @@
 
 use tierpack_shm::types::{Access, CodecId, index};
 
-use crate::block::{Block, HEADER_BYTES};
+use crate::bits::read_word;
+use crate::block::Block;
 use crate::cpu::{Backend, Level};
-use crate::cut::{Grid, RECORD_ELEMS, Runs, bytes_of, share_of};
+use crate::cut::{Grid, RECORD_ELEMS, Runs, StrideRules, bytes_of};
 use crate::error::{Error, Result};
 use crate::geometry::{BlockShape, Geometry};
-use crate::metadata::{Granularity, Lengths, Metadata, word_bytes};
+use crate::metadata::{self, Granularity, Lengths, Metadata, word_bytes};
+use crate::planes::Planes;
 use crate::window::{Bases, Window};
 
 /// Bytes of a group: what one deposit or extraction moves.
@@ -57,18 +59,34 @@ pub struct Coder {
     codec: CodecId,
     generation: u32,
     geometry: Geometry,
-    chunk_bytes: usize,
+    form: Form,
+    strides: StrideRules,
+    record_stride: u64,
+    tail_stride: u64,
+    tail_elems: u64,
+    backend: Backend,
+}
+
+/// What differs from codec to codec.
+#[derive(Clone, Debug)]
+pub(crate) enum Form {
+    /// `ibp` and `ibp:window`.
+    Ibp(Ibp),
+    /// `planes:4`, `planes:3` and `planes:2-2-2`.
+    Planes(Box<Planes>),
+}
+
+/// Metadata of `ibp` and `ibp:window` prepared for use.
+#[derive(Clone, Debug)]
+pub(crate) struct Ibp {
+    pub(crate) chunk_bytes: usize,
     /// Masks of the groups of a run, as many as there are before they repeat, and then those of one record, so
     /// that the groups of any record stand together.
     groups: Box<[Group]>,
     /// Groups before they repeat.
     period: usize,
     deposits: Option<Box<Deposits>>,
-    window: Window,
-    record_stride: u64,
-    tail_stride: u64,
-    tail_elems: u64,
-    backend: Backend,
+    pub(crate) window: Window,
 }
 
 impl Coder {
@@ -80,28 +98,20 @@ impl Coder {
         metadata.check(geometry)?;
         let n_blocks = geometry.n_blocks();
         let lengths = Lengths::of(geometry).ok_or(Error::NoSuchBlock { block_idx: 0, n_blocks })?;
-        let word_bytes = index(word_bytes(geometry.dtype()));
-        let chunk_bytes = usize::from(metadata.chunk_bytes);
-        let mut groups = groups(metadata);
-        let period = groups.len();
-        let record_bytes = index(bytes_of(geometry.dtype(), RECORD_ELEMS));
-        for i in 0..record_bytes.div_ceil(GROUP_BYTES) {
-            groups.push(groups[i]);
-        }
-        let bases = match metadata.base {
-            None => Bases::Zero,
-            Some(Granularity::Tensor) => Bases::One(read_word(&metadata.bases)),
-            Some(Granularity::Column) => Bases::Columns(metadata.bases.clone()),
+        let form = match &metadata.form {
+            metadata::Form::Ibp(ibp) => Form::Ibp(Ibp::new(ibp, geometry)),
+            metadata::Form::Planes(planes) => {
+                let number = metadata.codec as u8;
+                let planes = Planes::new(planes, geometry.dtype()).ok_or(Error::UnknownCodec { number })?;
+                Form::Planes(Box::new(planes))
+            }
         };
         Ok(Self {
             codec: metadata.codec,
             generation: metadata.generation,
             geometry: *geometry,
-            chunk_bytes,
-            deposits: (period == 1).then(|| Box::new(groups[0].deposits(chunk_bytes))),
-            groups: groups.into(),
-            period,
-            window: Window { word_bytes, rotate: metadata.rotate, bases },
+            form,
+            strides: metadata.stride_rules(),
             record_stride: u64::from(metadata.record_stride),
             tail_stride: u64::from(metadata.tail_stride),
             tail_elems: lengths.tail_elems,
@@ -140,26 +150,13 @@ impl Coder {
         self.backend
     }
 
-    /// Bytes of header and front of a block: all that a row needs, unless its records overflow.
-    ///
-    /// 64 for a block that the tensor does not have.
-    #[inline]
-    pub fn front_end(&self, block_idx: u64) -> u64 {
-        let shape = self.geometry.block(block_idx);
-        if shape.rows == 0 { HEADER_BYTES } else { HEADER_BYTES + self.grid(&shape).front_len() }
-    }
-
     pub(crate) const fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    pub(crate) const fn chunk_bytes(&self) -> usize {
-        self.chunk_bytes
-    }
-
     #[inline]
-    pub(crate) const fn window(&self) -> &Window {
-        &self.window
+    pub(crate) const fn form(&self) -> &Form {
+        &self.form
     }
 
     /// Where the records of a block of this shape stand; the shape has rows.
@@ -181,17 +178,7 @@ impl Coder {
         if n_elems == RECORD_ELEMS {
             return self.record_stride;
         }
-        let raw_bytes = bytes_of(self.geometry.dtype(), n_elems);
-        share_of(self.record_stride, n_elems, raw_bytes, self.chunk_bytes as u64)
-    }
-
-    /// The masks of the record that starts at byte `start` of its run.
-    #[inline]
-    pub(crate) fn masks(&self, start: u64) -> Masks<'_> {
-        let first = index(start) / GROUP_BYTES;
-        let first = if first < self.period { first } else { first % self.period };
-        let groups = &self.groups[first..];
-        Masks { chunk_bytes: self.chunk_bytes, groups, deposits: self.deposits.as_deref() }
+        self.strides.share_of(self.record_stride, n_elems)
     }
 
     /// Whether this generation of this tensor may have encoded the block.
@@ -215,6 +202,39 @@ impl Coder {
         field("record_stride", grid.record_stride, expected.record_stride)?;
         field("tail_stride", grid.tail_stride, expected.tail_stride)?;
         Ok(grid)
+    }
+}
+
+impl Ibp {
+    fn new(metadata: &metadata::Ibp, geometry: &Geometry) -> Self {
+        let chunk_bytes = usize::from(metadata.chunk_bytes);
+        let mut groups = groups(metadata, geometry.access());
+        let period = groups.len();
+        let record_bytes = index(bytes_of(geometry.dtype(), RECORD_ELEMS));
+        for i in 0..record_bytes.div_ceil(GROUP_BYTES) {
+            groups.push(groups[i]);
+        }
+        let bases = match metadata.base {
+            None => Bases::Zero,
+            Some(Granularity::Tensor) => Bases::One(read_word(&metadata.bases)),
+            Some(Granularity::Column) => Bases::Columns(metadata.bases.clone()),
+        };
+        Self {
+            chunk_bytes,
+            deposits: (period == 1).then(|| Box::new(groups[0].deposits(chunk_bytes))),
+            groups: groups.into(),
+            period,
+            window: Window { word_bytes: index(word_bytes(geometry.dtype())), rotate: metadata.rotate, bases },
+        }
+    }
+
+    /// The masks of the record that starts at byte `start` of its run.
+    #[inline]
+    pub(crate) fn masks(&self, start: usize) -> Masks<'_> {
+        let first = start / GROUP_BYTES;
+        let first = if first < self.period { first } else { first % self.period };
+        let groups = &self.groups[first..];
+        Masks { chunk_bytes: self.chunk_bytes, groups, deposits: self.deposits.as_deref() }
     }
 }
 
@@ -254,9 +274,9 @@ pub(crate) const fn missing_bits(n_bytes: usize) -> u64 {
 }
 
 /// The masks of one row, or of as many rows as end where a group does; at least one group.
-fn groups(metadata: &Metadata) -> Vec<Group> {
+fn groups(metadata: &metadata::Ibp, access: Access) -> Vec<Group> {
     let len = metadata.mask.len();
-    let times = match (metadata.masks, metadata.access) {
+    let times = match (metadata.masks, access) {
         (Granularity::Column, Access::Rows) => 1,
         _ => GROUP_BYTES >> len.trailing_zeros().min(GROUP_BYTES.trailing_zeros()),
     };
@@ -265,13 +285,4 @@ fn groups(metadata: &Metadata) -> Vec<Group> {
         .zip(bitval.chunks(GROUP_BYTES))
         .map(|(mask, bitval)| Group { mask: read_word(mask), bitval: read_word(bitval) })
         .collect()
-}
-
-/// Up to 8 bytes as a number; missing ones are 0.
-#[inline(always)]
-pub(crate) fn read_word(bytes: &[u8]) -> u64 {
-    let mut word = [0; GROUP_BYTES];
-    let len = bytes.len().min(GROUP_BYTES);
-    word[..len].copy_from_slice(&bytes[..len]);
-    u64::from_le_bytes(word)
 }

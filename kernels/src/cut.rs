@@ -4,7 +4,11 @@
 //! Every record of a run has [`RECORD_ELEMS`] elements, except the last, which has the rest.
 //! Source: FORMAT.md, section "Records".
 
-use tierpack_shm::types::{Access, Dtype};
+use core::ops::RangeInclusive;
+
+use tierpack_shm::types::{Access, Dtype, index};
+
+use crate::planes::{PlaneShape, Schedule};
 
 /// Elements of a full record.
 pub const RECORD_ELEMS: u64 = 1024;
@@ -127,29 +131,61 @@ pub(crate) const fn bytes_of(dtype: Dtype, n_elems: u64) -> u64 {
     n_elems * dtype.bits() as u64 / 8
 }
 
-/// The most that a stride may be: the head and the raw bytes.
+/// What the strides of a codec's records may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StrideRules {
+    /// `ibp` and `ibp:window`: the head and a participation bit per chunk are in the front.
+    Chunks { dtype: Dtype, chunk_bytes: u64 },
+    /// `planes`: the planes of every element are in the front; of `planes:4`, which has no head, nothing else.
+    Planes { dtype: Dtype, shape: PlaneShape },
+}
+
+impl StrideRules {
+    /// Bytes of the string that every record of `n_elems` elements has: they stand in the front.
+    pub(crate) const fn least_bytes(&self, n_elems: u64) -> u64 {
+        match self {
+            Self::Chunks { dtype, chunk_bytes } => {
+                let chunks = bytes_of(*dtype, n_elems).div_ceil(*chunk_bytes);
+                HEAD_BYTES + chunks.div_ceil(8)
+            }
+            Self::Planes { shape, .. } => self.head_bytes() + shape.fixed_bits(index(n_elems)).div_ceil(8) as u64,
+        }
+    }
+
+    /// Bytes of a record's head.
+    pub(crate) const fn head_bytes(&self) -> u64 {
+        match self {
+            Self::Planes { shape, .. } if matches!(shape.schedule, Schedule::Four) => 0,
+            _ => HEAD_BYTES,
+        }
+    }
+
+    /// What the stride of records of `n_elems` elements may be; a multiple of [`STRIDE_UNIT`] too.
+    pub(crate) const fn range(&self, n_elems: u64) -> RangeInclusive<u64> {
+        let least = self.least_bytes(n_elems).next_multiple_of(STRIDE_UNIT);
+        let (Self::Chunks { dtype, .. } | Self::Planes { dtype, .. }) = *self;
+        if self.head_bytes() == 0 { least..=least } else { least..=max_stride(bytes_of(dtype, n_elems)) }
+    }
+
+    /// The stride of a shorter record whose length is not one that metadata hold: its share of a full one's.
+    pub(crate) const fn share_of(&self, full_stride: u64, n_elems: u64) -> u64 {
+        let share = (full_stride.saturating_sub(HEAD_BYTES) * n_elems).div_ceil(RECORD_ELEMS);
+        let stride = (HEAD_BYTES + share).next_multiple_of(STRIDE_UNIT);
+        let range = self.range(n_elems);
+        let (least, most) = (*range.start(), *range.end());
+        if stride < least {
+            least
+        } else if stride > most {
+            most
+        } else {
+            stride
+        }
+    }
+}
+
+/// The most that a stride may be: a head and the raw bytes.
 pub(crate) const fn max_stride(raw_bytes: u64) -> u64 {
     (HEAD_BYTES + raw_bytes).next_multiple_of(STRIDE_UNIT)
-}
-
-/// The least that a stride may be: the head and the participation bits.
-pub(crate) const fn min_stride(raw_bytes: u64, chunk_bytes: u64) -> u64 {
-    let bits = raw_bytes.div_ceil(chunk_bytes);
-    (HEAD_BYTES + bits.div_ceil(8)).next_multiple_of(STRIDE_UNIT)
-}
-
-/// The stride of a shorter record whose length is not one that metadata hold: its share of a full one's.
-pub(crate) const fn share_of(full_stride: u64, n_elems: u64, raw_bytes: u64, chunk_bytes: u64) -> u64 {
-    let share = (full_stride.saturating_sub(HEAD_BYTES) * n_elems).div_ceil(RECORD_ELEMS);
-    let stride = (HEAD_BYTES + share).next_multiple_of(STRIDE_UNIT);
-    let (least, most) = (min_stride(raw_bytes, chunk_bytes), max_stride(raw_bytes));
-    if stride < least {
-        least
-    } else if stride > most {
-        most
-    } else {
-        stride
-    }
 }
 
 #[cfg(test)]
@@ -186,9 +222,9 @@ mod tests {
 
     #[test]
     fn strides_have_room_for_head_and_participation_bits() {
-        assert_eq!(min_stride(2048, 2), 4 + 128);
-        assert_eq!(min_stride(2048, 8), 4 + 32);
-        assert_eq!(min_stride(1, 8), 8);
-        assert_eq!((max_stride(1), max_stride(2048)), (8, 2052));
+        let strides = |chunk_bytes| StrideRules::Chunks { dtype: Dtype::Bf16, chunk_bytes };
+        assert_eq!(strides(2).range(1024), 4 + 128..=2052);
+        assert_eq!(strides(8).range(1024), 4 + 32..=2052);
+        assert_eq!(strides(8).range(1), 8..=8);
     }
 }

@@ -199,6 +199,12 @@ pub enum Error {
         /// Bytes of the block's overflow that are there.
         overflow_len: u64,
     },
+    /// An element has a code that says that its exponent is in the block's list, and is not there.
+    #[error("element {elem} of the block has no exponent in the list of escapes: the block is damaged")]
+    NoEscape {
+        /// The element's number in the block.
+        elem: u64,
+    },
     /// The bytes end before the metadata do.
     #[error("metadata need {needed} bytes, only {got} are there")]
     MetadataTruncated {

@@ -35,16 +35,19 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod bits;
 pub mod block;
 pub mod codec;
 mod coder;
 mod cpu;
 mod cut;
 mod error;
+mod escapes;
 pub mod fit;
 pub mod geometry;
-mod ibp;
 pub mod metadata;
+mod planes;
+mod records;
 mod scalar;
 mod window;
 

@@ -120,11 +120,18 @@ pub enum CodecId {
     Ibp = 2,
     /// Invariant Bit Packing of words that are rotated and reduced by a base first.
     IbpWindow = 3,
+    /// Exponents of floats as codes of 4 bits.
+    Planes4 = 4,
+    /// Exponents of floats as codes of 3 bits.
+    Planes3 = 5,
+    /// Exponents of floats as codes of 2, 4 or 6 bits.
+    Planes222 = 6,
 }
 
 impl CodecId {
     /// Every codec, in the order of their numbers.
-    pub const ALL: &'static [Self] = &[Self::Raw, Self::Ibp, Self::IbpWindow];
+    pub const ALL: &'static [Self] =
+        &[Self::Raw, Self::Ibp, Self::IbpWindow, Self::Planes4, Self::Planes3, Self::Planes222];
 
     /// The codec with this number in a block header.
     pub const fn from_number(number: u8) -> Option<Self> {
@@ -132,6 +139,9 @@ impl CodecId {
             1 => Some(Self::Raw),
             2 => Some(Self::Ibp),
             3 => Some(Self::IbpWindow),
+            4 => Some(Self::Planes4),
+            5 => Some(Self::Planes3),
+            6 => Some(Self::Planes222),
             _ => None,
         }
     }
@@ -142,6 +152,9 @@ impl CodecId {
             Self::Raw => "raw",
             Self::Ibp => "ibp",
             Self::IbpWindow => "ibp:window",
+            Self::Planes4 => "planes:4",
+            Self::Planes3 => "planes:3",
+            Self::Planes222 => "planes:2-2-2",
         }
     }
 

@@ -10,7 +10,8 @@ use core::arch::x86_64::{_pdep_u64, _pext_u64};
 use tierpack_shm::types::index;
 
 use super::{Backend, Split};
-use crate::coder::{Deposit, GROUP_BYTES, Group, Masks, missing_bits, read_word};
+use crate::bits::read_word;
+use crate::coder::{Deposit, GROUP_BYTES, Group, Masks, missing_bits};
 use crate::scalar::ibp::{Packed, SLACK_BYTES};
 use crate::window::Window;
 

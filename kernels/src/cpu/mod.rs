@@ -12,7 +12,10 @@ use core::fmt;
 use std::sync::OnceLock;
 
 use crate::coder::Masks;
+use crate::escapes::Escapes;
+use crate::planes::Planes;
 use crate::scalar::ibp::{self as scalar, Packed};
+use crate::scalar::planes::{Body, Escape};
 use crate::window::Window;
 
 /// What runs the inner loops of the codecs.
@@ -145,6 +148,39 @@ impl Backend {
                 Ok(())
             }
         }
+    }
+}
+
+impl Backend {
+    /// As [`crate::scalar::planes::encode`].
+    #[inline]
+    pub(crate) fn encode_planes(
+        self,
+        planes: &Planes,
+        first: usize,
+        words: &[u8],
+        out: &mut [u8],
+        escapes: &mut Vec<Escape>,
+    ) -> Option<Packed> {
+        crate::scalar::planes::encode(planes, first, words, out, escapes)
+    }
+
+    /// As [`crate::scalar::planes::decode`]; `room` is to put a body together.
+    ///
+    /// # Errors
+    /// How many bytes of the rest the record needs, where there are fewer; `words` then holds anything.
+    #[inline]
+    pub(crate) fn decode_planes(
+        self,
+        planes: &Planes,
+        first: usize,
+        body: &Body<'_>,
+        words: &mut [u8],
+        escapes: &mut Escapes<'_>,
+        room: &mut [u8],
+    ) -> Result<(), usize> {
+        let _ = room;
+        crate::scalar::planes::decode(planes, first, body, words, escapes)
     }
 }
 

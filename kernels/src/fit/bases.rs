@@ -70,7 +70,7 @@ fn every(blocks: &[Vec<u8>], word_bytes: usize) -> Vec<u64> {
     let n: usize = blocks.iter().map(|bytes| bytes.len() / word_bytes).sum();
     let step = n.div_ceil(MAX_SORTED / 4).max(1);
     let words = blocks.iter().flat_map(|bytes| bytes.chunks_exact(word_bytes));
-    words.step_by(step).map(crate::coder::read_word).collect()
+    words.step_by(step).map(crate::bits::read_word).collect()
 }
 
 /// An even part of the words of one column.
@@ -79,7 +79,7 @@ fn column_words(blocks: &[Vec<u8>], row_bytes: usize, column: usize, word_bytes:
     let most = (MAX_SORTED * word_bytes / row_bytes).max(64);
     let step = n_rows.div_ceil(most).max(1);
     let rows = blocks.iter().flat_map(|bytes| bytes.chunks_exact(row_bytes));
-    rows.step_by(step).map(|row| crate::coder::read_word(&row[column * word_bytes..][..word_bytes])).collect()
+    rows.step_by(step).map(|row| crate::bits::read_word(&row[column * word_bytes..][..word_bytes])).collect()
 }
 
 /// For each width, where the window that holds most words starts; the lowest start of equal ones.

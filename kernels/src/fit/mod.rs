@@ -10,7 +10,9 @@
 
 mod bases;
 mod count;
+mod ibp;
 mod measure;
+mod planes;
 mod search;
 
 use tierpack_shm::types::CodecId;
@@ -87,8 +89,13 @@ const fn middle(i: u64, n: u64, n_blocks: u64) -> u64 {
 /// # Errors
 /// Those of [`fit`].
 pub fn choose(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Choice> {
-    let mut fits =
-        CodecId::ALL.iter().map(|&codec| fit(codec, geometry, sample)).collect::<Result<Vec<_>>>()?;
+    let mut fits = Vec::new();
+    for &codec in CodecId::ALL {
+        let fit = fit(codec, geometry, sample)?;
+        if fit.codec == codec {
+            fits.push(fit);
+        }
+    }
     let raw_bytes = fits[0].predicted_stored_bytes;
     fits.sort_by_key(|fit| {
         let saved = percent_saved(fit.predicted_stored_bytes, raw_bytes);
@@ -102,21 +109,26 @@ pub fn choose(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Choice> {
 /// Fits the metadata of one codec to a sample.
 ///
 /// `sample` holds blocks of the tensor, best those of [`sample_blocks`], each once, with its raw bytes.
-/// The metadata are always those of `codec`, even where `raw` would take fewer bytes: see [`choose`].
+/// The metadata are those of `codec`, even where `raw` would take fewer bytes: see [`choose`].
+/// For a dtype that the codec does not know, such as integers for `planes`, the fit is that of `raw`.
 ///
 /// # Errors
 /// [`Error::NoSample`] without blocks; [`Error::NoSuchBlock`] and [`Error::RawLength`] where a block does not
 /// belong to the tensor; [`Error::UnknownCodec`] for a codec that has no fit.
 pub fn fit(codec: CodecId, geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Fit> {
     let search = Search::new(geometry, sample)?;
+    let raw = || (None, search.raw_stored());
     let (metadata, stored_bytes) = match codec {
-        CodecId::Raw => (None, search.raw_stored()),
+        CodecId::Raw => raw(),
         CodecId::Ibp => search.best(codec, &[Window::identity()])?,
         CodecId::IbpWindow => search.best(codec, &search.windows())?,
+        CodecId::Planes4 | CodecId::Planes3 | CodecId::Planes222 => {
+            search.planes(codec).map_or_else(raw, |(metadata, stored_bytes)| (Some(metadata), stored_bytes))
+        }
         other => return Err(Error::UnknownCodec { number: other as u8 }),
     };
     Ok(Fit {
-        codec,
+        codec: if metadata.is_some() { codec } else { CodecId::Raw },
         metadata,
         predicted_stored_bytes: stored_bytes,
         predicted_saved_percent: percent_saved(stored_bytes, geometry.raw_bytes()),

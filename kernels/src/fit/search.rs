@@ -3,12 +3,15 @@
 use tierpack_shm::types::{CodecId, UNIT_BYTES};
 
 use super::count::{Bits, Counts};
-use super::measure::measure;
+use super::ibp::record_lens;
+use super::measure::{Measured, measure};
+use super::planes;
 use super::{Sample, bases};
 use crate::block::HEADER_BYTES;
 use crate::error::{Error, Result};
 use crate::geometry::{BlockShape, Geometry};
-use crate::metadata::{Granularity, MAX_COLUMNS_ROW_BYTES, Metadata, masks_may_be_per_column};
+use crate::metadata::{Form, Granularity, Ibp, MAX_COLUMNS_ROW_BYTES, Metadata, masks_may_be_per_column};
+use crate::planes::{Parts, Schedule};
 use crate::window::{Bases, Window};
 
 /// Thresholds of the sweep, in percent: a bit is invariant where so many words agree.
@@ -32,7 +35,7 @@ pub(super) struct Search<'a> {
 }
 
 /// A candidate that has been measured.
-struct Candidate {
+pub(super) struct Candidate {
     metadata: Metadata,
     stored_bytes: u64,
 }
@@ -86,6 +89,22 @@ impl<'a> Search<'a> {
         let short = if pieces > 1 { n_blocks / pieces } else { 1 };
         let full = stored(0).saturating_mul(n_blocks - short);
         full.saturating_add(stored(n_blocks - 1).saturating_mul(short))
+    }
+
+    /// The metadata of a `planes` codec with the fewest stored bytes, and these; `None` for a dtype that the codec does
+    /// not shorten.
+    pub(super) fn planes(&self, codec: CodecId) -> Option<(Metadata, u64)> {
+        let schedule = Schedule::of(codec)?;
+        let parts = Parts::under(self.geometry.dtype(), schedule)?;
+        let measuring = self.measuring.as_deref().unwrap_or(&self.setting);
+        let best = planes::candidates(schedule, parts, &self.setting, self.geometry)
+            .into_iter()
+            .map(|form| {
+                let measured = planes::measure(&form, measuring, self.geometry);
+                Candidate::new(codec, self.geometry, Form::Planes(form), &measured, measuring)
+            })
+            .min_by_key(|candidate| candidate.stored_bytes)?;
+        Some((best.metadata, best.stored_bytes))
     }
 
     /// The metadata with the fewest stored bytes, and these; of equal ones the first, which is the plainest.
@@ -157,34 +176,51 @@ impl Sweep<'_> {
 
     /// Measures one candidate and scales its bytes to the tensor.
     fn candidate(&self, masks: Granularity, chunk_bytes: u8, bits: &Bits) -> Candidate {
-        let measured = measure(self.measuring, self.geometry, masks, chunk_bytes, bits);
+        let lens = record_lens(self.measuring, self.geometry, masks, chunk_bytes, bits);
         let word_bytes = self.window.word_bytes;
         let (base, bases) = match &self.window.bases {
             Bases::Zero => (None, Box::default()),
             Bases::One(base) => (Some(Granularity::Tensor), base.to_le_bytes()[..word_bytes].into()),
             Bases::Columns(bases) => (Some(Granularity::Column), bases.clone()),
         };
-        let stride = |stride| u32::try_from(stride).expect("a stride is at most 8 KiB and a head");
-        let metadata = Metadata {
-            codec: self.codec,
-            dtype: self.geometry.dtype(),
-            access: self.geometry.access(),
-            generation: 1,
+        let form = Form::Ibp(Ibp {
             chunk_bytes,
             masks,
             base,
             rotate: self.window.rotate,
-            row_bytes: self.geometry.row_bytes(),
-            record_stride: stride(measured.record_stride),
-            tail_stride: stride(measured.tail_stride),
             mask: bits.mask.clone().into(),
             bitval: bits.bitval.clone().into(),
             bases,
+        });
+        let measured = measure(self.measuring, self.geometry, &form.stride_rules(self.geometry.dtype()), &lens);
+        Candidate::new(self.codec, self.geometry, form, &measured, self.measuring)
+    }
+}
+
+impl Candidate {
+    /// Scales the stored bytes of a sample to the tensor.
+    pub(super) fn new(
+        codec: CodecId,
+        geometry: &Geometry,
+        form: Form,
+        measured: &Measured,
+        measuring: &[Words],
+    ) -> Self {
+        let stride = |stride| u32::try_from(stride).expect("a stride is at most 8 KiB and a head");
+        let metadata = Metadata {
+            codec,
+            dtype: geometry.dtype(),
+            access: geometry.access(),
+            generation: 1,
+            row_bytes: geometry.row_bytes(),
+            record_stride: stride(measured.record_stride),
+            tail_stride: stride(measured.tail_stride),
+            form,
         };
-        let sample_bytes: u64 = self.measuring.iter().map(|block| block.shape.raw_bytes).sum();
-        let blocks = scaled(measured.stored_bytes, self.geometry.raw_bytes(), sample_bytes);
+        let sample_bytes: u64 = measuring.iter().map(|block| block.shape.raw_bytes).sum();
+        let blocks = scaled(measured.stored_bytes, geometry.raw_bytes(), sample_bytes);
         let stored_bytes = blocks.saturating_add(metadata.len_bytes().next_multiple_of(UNIT_BYTES));
-        Candidate { metadata, stored_bytes }
+        Self { metadata, stored_bytes }
     }
 }
 

@@ -6,7 +6,8 @@
 //! padding between them.
 //! Source: FORMAT.md, section "Codec ibp".
 
-use crate::coder::{Masks, read_word};
+use crate::bits::{deposit, extract, put, read_word, take};
+use crate::coder::Masks;
 
 /// What an encoder packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,72 +87,10 @@ pub(crate) fn packed_len(bits: &[u8], masks: &Masks<'_>, raw_bytes: usize) -> us
     (n_chunks + n_bits).div_ceil(8)
 }
 
-/// Writes the low `n_bits` bits of `value` at bit `at`; the bits there are zero.
-fn put(out: &mut [u8], at: usize, value: u64, n_bits: u32) {
-    let value = u128::from(value & low(n_bits)) << (at % 8);
-    let n_bytes = (at % 8 + n_bits as usize).div_ceil(8);
-    for (byte, value) in out[at / 8..][..n_bytes].iter_mut().zip(value.to_le_bytes()) {
-        *byte |= value;
-    }
-}
-
-/// Reads `n_bits` bits from bit `at`.
-fn take(bits: &[u8], at: usize, n_bits: u32) -> u64 {
-    let there = bits.get(at / 8..).unwrap_or(&[]);
-    let mut bytes = [0; 16];
-    let n_bytes = there.len().min(9);
-    bytes[..n_bytes].copy_from_slice(&there[..n_bytes]);
-    let value = u128::from_le_bytes(bytes) >> (at % 8);
-    #[expect(clippy::cast_possible_truncation, reason = "the bits asked for are the low ones, at most 64")]
-    let value = value as u64;
-    value & low(n_bits)
-}
-
-/// The lowest `n_bits` bits.
-const fn low(n_bits: u32) -> u64 {
-    if n_bits >= 64 { u64::MAX } else { (1 << n_bits) - 1 }
-}
-
-/// The bits of `word` that `mask` marks, moved together: `pext`, one run of ones at a time.
-fn extract(word: u64, mask: u64) -> u64 {
-    let (mut packed, mut at, mut left) = (0, 0, mask);
-    while left != 0 {
-        let start = left.trailing_zeros();
-        let len = (left >> start).trailing_ones();
-        packed |= (word >> start & low(len)) << at;
-        at += len;
-        left &= !(low(len) << start);
-    }
-    packed
-}
-
-/// The low bits of `packed` on the places that `mask` marks: `pdep`, one run of ones at a time.
-fn deposit(packed: u64, mask: u64) -> u64 {
-    let (mut word, mut packed, mut left) = (0, packed, mask);
-    while left != 0 {
-        let start = left.trailing_zeros();
-        let len = (left >> start).trailing_ones();
-        word |= (packed & low(len)) << start;
-        packed = packed.checked_shr(len).unwrap_or(0);
-        left &= !(low(len) << start);
-    }
-    word
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::coder::Group;
-
-    #[test]
-    fn bits_move_as_pext_and_pdep_do() {
-        assert_eq!(extract(0xABCD, 0x0FF0), 0xBC);
-        assert_eq!(deposit(0xBC, 0x0FF0), 0x0BC0);
-        for mask in [0, 1, 1 << 63, u64::MAX, 0x8001_7FFE_0F0F_A5A5] {
-            let word = 0x0123_4567_89AB_CDEF;
-            assert_eq!(deposit(extract(word, mask), mask), word & mask);
-        }
-    }
 
     #[test]
     fn a_record_packs_as_the_format_says() {

@@ -4,4 +4,5 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod ibp;
+pub(crate) mod planes;
 pub(crate) mod raw;

@@ -1,16 +1,12 @@
-//! One suite for every level: the same bytes, every word back, by block and by row, under any metadata.
+//! `ibp` and `ibp:window` under any masks, bases and strides.
 
 use proptest::prelude::*;
 use tierpack_shm::types::Dtype;
 
 use super::*;
-use crate::block::needed_len;
-use crate::codec::{Encoding, RowRead, decode_block, decode_row, encode_block};
-use crate::cpu::Level;
-use crate::cut::{RECORD_ELEMS, STRIDE_UNIT, bytes_of, max_stride, min_stride};
-use crate::geometry::Geometry;
+use crate::cut::{RECORD_ELEMS, STRIDE_UNIT, StrideRules};
 use crate::metadata::{
-    Granularity, Lengths, Metadata, bases_may_be_per_column, has_sign_and_exponent, masks_may_be_per_column,
+    self, Granularity, Lengths, bases_may_be_per_column, has_sign_and_exponent, masks_may_be_per_column,
     word_bytes,
 };
 
@@ -51,9 +47,9 @@ fn metadata(geometry: &Geometry, form: &Form) -> Metadata {
     let mask = cut(mask_len);
     let bitval = mask.iter().zip(cut(mask_len)).map(|(mask, value)| mask & value).collect();
     let lengths = Lengths::of(geometry).unwrap();
+    let rules = StrideRules::Chunks { dtype, chunk_bytes };
     let stride = |n_elems| {
-        let raw_bytes = bytes_of(dtype, n_elems);
-        let (least, most) = (min_stride(raw_bytes, chunk_bytes), max_stride(raw_bytes));
+        let (least, most) = rules.range(n_elems).into_inner();
         let stride = least + (most - least) * form.stride / 256;
         u32::try_from(stride.next_multiple_of(STRIDE_UNIT)).unwrap()
     };
@@ -62,74 +58,21 @@ fn metadata(geometry: &Geometry, form: &Form) -> Metadata {
         dtype,
         access: geometry.access(),
         generation: 7,
-        chunk_bytes: form.chunk_bytes,
-        masks,
-        base,
-        rotate: form.window && has_sign_and_exponent(dtype),
         row_bytes,
         record_stride: if lengths.has_full { stride(RECORD_ELEMS) } else { 0 },
         tail_stride: stride(lengths.tail_elems),
-        mask,
-        bitval,
-        bases: cut(bases_len),
+        form: metadata::Form::Ibp(metadata::Ibp {
+            chunk_bytes: form.chunk_bytes,
+            masks,
+            base,
+            rotate: form.window && has_sign_and_exponent(dtype),
+            mask,
+            bitval,
+            bases: cut(bases_len),
+        }),
     };
     assert_eq!(Metadata::parse(&metadata.to_bytes(), geometry).as_ref(), Ok(&metadata));
     metadata
-}
-
-/// Encodes and decodes every block on every level; gives how many blocks were not `raw`.
-fn round_trip(geometry: &Geometry, metadata: &Metadata, raw: &[u8]) -> usize {
-    let coder = Coder::new(metadata, geometry).unwrap();
-    let mut n_coded = 0;
-    for block_idx in 0..geometry.n_blocks() {
-        let shape = geometry.block(block_idx);
-        let raw = &raw[index(shape.byte_offset)..][..index(shape.raw_bytes)];
-        let mut expected: Option<(Vec<u8>, Encoded)> = None;
-        for &level in Level::ALL {
-            if !level.is_available() {
-                println!("skipped: no {level} on this machine");
-                continue;
-            }
-            let coder = coder.clone().with_level(level);
-            let mut bytes = Vec::new();
-            let encoded =
-                encode_block(Encoding::Coded(&coder), geometry, block_idx, raw, &mut bytes).unwrap();
-            let written = expected.get_or_insert_with(|| (bytes.clone(), encoded));
-            assert!(*written == (bytes.clone(), encoded), "{level} writes other bytes: {metadata:?}");
-            check_block(&coder, block_idx, &bytes, raw);
-            n_coded += usize::from(encoded.codec != CodecId::Raw);
-        }
-    }
-    n_coded
-}
-
-/// Reads one block whole and by rows, with and without the bytes after the front.
-fn check_block(coder: &Coder, block_idx: u64, bytes: &[u8], raw: &[u8]) {
-    let block = Block::parse(bytes).unwrap();
-    block.verify_crc().unwrap();
-    let mut out = vec![0xA5; raw.len()];
-    decode_block(&block, Some(coder), &mut out).unwrap();
-    assert!(out == raw, "{} at {}", block.codec(), coder.level());
-    if block.codec() == CodecId::Raw {
-        return;
-    }
-    let shape = coder.geometry().block(block_idx);
-    let mut scratch = Scratch::new();
-    let front = &bytes[..index(coder.front_end(block_idx))];
-    let all = &bytes[..index(needed_len(&bytes[..64]).unwrap())];
-    assert_eq!(all.len(), bytes.len());
-    let mut row = vec![0; index(shape.row_bytes)];
-    for (i, raw) in raw.chunks(row.len()).enumerate() {
-        let mut read =
-            |bytes, row: &mut [u8]| decode_row(coder, block_idx, i as u64, bytes, row, &mut scratch);
-        row.fill(0xA5);
-        if read(front, &mut row).unwrap() == RowRead::Done {
-            assert!(row == raw, "row {i} from the front alone");
-        }
-        row.fill(0xA5);
-        assert_eq!(read(all, &mut row), Ok(RowRead::Done));
-        assert!(row == raw, "row {i}");
-    }
 }
 
 fn form() -> impl Strategy<Value = Form> {
@@ -145,30 +88,6 @@ fn form() -> impl Strategy<Value = Form> {
             bytes,
         },
     )
-}
-
-/// Bytes that are alike, alternate, are noise, or are floats of one size.
-fn raw_bytes() -> impl Strategy<Value = Vec<u8>> {
-    let special = proptest::sample::select(
-        &[0_u32, 0x8000_0000, 1, 0x7F80_0001, 0xFFC0_0001, 0x7F80_0000, 0x807F_FFFF, 0x3F81_0203][..],
-    );
-    let floats = proptest::collection::vec(-1.0_f32..1.0, 1..80);
-    prop_oneof![
-        any::<u8>().prop_map(|byte| vec![byte]),
-        any::<[u8; 2]>().prop_map(Vec::from),
-        proptest::collection::vec(any::<u8>(), 1..200),
-        proptest::collection::vec(special, 1..40)
-            .prop_map(|words| { words.iter().flat_map(|word| word.to_le_bytes()).collect() }),
-        floats.prop_map(|words| words.iter().flat_map(|word| word.to_le_bytes()).collect()),
-    ]
-}
-
-fn shape() -> impl Strategy<Value = Vec<u64>> {
-    prop_oneof![
-        proptest::collection::vec(1..14_u64, 0..4),
-        (1..4_u64, prop_oneof![Just(1023_u64), Just(1024), Just(1025), Just(2500), 1..3000_u64])
-            .prop_map(|(rows, columns)| vec![rows, columns]),
-    ]
 }
 
 proptest! {

@@ -1,9 +1,12 @@
-//! Metadata of codec `ibp`: mask, bit values, bases and strides, as one numbered generation.
+//! Metadata: what a codec needs to know about a tensor, with the strides of its records, as one numbered generation.
 //!
 //! A generation encodes many blocks of one tensor and never changes once a block names it.
 //! [`Metadata::parse`] is the only parser: it is total, its allocations are bounded by the tensor's row, and
 //! it checks every field against the tensor that the metadata are for.
 //! Source: FORMAT.md, section "Metadata".
+
+mod ibp;
+mod planes;
 
 use core::mem::{offset_of, size_of};
 
@@ -12,9 +15,13 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::block::FORMAT_VERSION;
-use crate::cut::{RECORD_ELEMS, Runs, STRIDE_UNIT, bytes_of, max_stride, min_stride};
+use crate::cut::{RECORD_ELEMS, Runs, STRIDE_UNIT, StrideRules};
 use crate::error::{Error, Result};
 use crate::geometry::Geometry;
+use crate::planes::{Parts, PlaneShape};
+
+pub(crate) use ibp::{Ibp, has_sign_and_exponent, masks_may_be_per_column};
+pub(crate) use planes::Planes;
 
 /// Bytes of a metadata header.
 pub const METADATA_HEADER_BYTES: u64 = 48;
@@ -44,19 +51,19 @@ pub struct Metadata {
     pub(crate) dtype: Dtype,
     pub(crate) access: Access,
     pub(crate) generation: u32,
-    /// 2, 4 or 8.
-    pub(crate) chunk_bytes: u8,
-    pub(crate) masks: Granularity,
-    /// `None`: words are not reduced.
-    pub(crate) base: Option<Granularity>,
-    /// Whether words are rotated left by one bit.
-    pub(crate) rotate: bool,
     pub(crate) row_bytes: u64,
     pub(crate) record_stride: u32,
     pub(crate) tail_stride: u32,
-    pub(crate) mask: Box<[u8]>,
-    pub(crate) bitval: Box<[u8]>,
-    pub(crate) bases: Box<[u8]>,
+    pub(crate) form: Form,
+}
+
+/// What differs from codec to codec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `ibp` and `ibp:window`.
+    Ibp(Ibp),
+    /// `planes:4`, `planes:3` and `planes:2-2-2`.
+    Planes(Planes),
 }
 
 /// The header's bytes.
@@ -69,10 +76,8 @@ struct Header {
     dtype: u8,
     generation: U32,
     access: u8,
-    chunk_bytes: u8,
-    masks: u8,
-    rotate: u8,
-    base: u8,
+    /// Those of the codec.
+    form: [u8; 4],
     reserved: [u8; 3],
     record_stride: U32,
     row_bytes: U64,
@@ -86,7 +91,7 @@ const _: () = {
     assert!(size_of::<Header>() == 48 && METADATA_HEADER_BYTES == 48);
     assert!(offset_of!(Header, generation) == 8);
     assert!(offset_of!(Header, access) == 12);
-    assert!(offset_of!(Header, base) == 16);
+    assert!(offset_of!(Header, form) == 13);
     assert!(offset_of!(Header, record_stride) == 20);
     assert!(offset_of!(Header, row_bytes) == 24);
     assert!(offset_of!(Header, tail_stride) == 32);
@@ -109,8 +114,7 @@ impl Metadata {
         let (codec, dtype) = header.identify()?;
         let metadata = header.describe(codec, dtype)?;
         metadata.check(geometry)?;
-        let (mask_len, bases_len) = (metadata.mask_len(), metadata.bases_len());
-        let total_len = METADATA_HEADER_BYTES + 2 * mask_len + bases_len;
+        let total_len = METADATA_HEADER_BYTES + metadata.form.body_len(geometry);
         let found = u64::from(header.total_len.get());
         expect("total_len", found, found == total_len, "the length of its parts")?;
         let body =
@@ -119,17 +123,13 @@ impl Metadata {
         if stored != computed {
             return Err(Error::MetadataChecksum { stored, computed });
         }
-        let (mask, body) = body.split_at(index(mask_len));
-        let (bitval, bases) = body.split_at(index(mask_len));
-        let stray = mask.iter().zip(bitval).position(|(mask, value)| value & !mask != 0);
-        expect("bit values", stray.unwrap_or(0) as u64, stray.is_none(), "bits of the mask only")?;
-        Ok(Self { mask: mask.into(), bitval: bitval.into(), bases: bases.into(), ..metadata })
+        Ok(Self { form: metadata.form.read(geometry, body)?, ..metadata })
     }
 
     /// The bytes that [`Metadata::parse`] reads.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let body = [&*self.mask, &*self.bitval, &*self.bases].concat();
+        let body = self.form.body(self.dtype);
         let mut header = Header {
             magic: MAGIC,
             version: U16::new(FORMAT_VERSION),
@@ -137,10 +137,7 @@ impl Metadata {
             dtype: self.dtype as u8,
             generation: U32::new(self.generation),
             access: self.access as u8,
-            chunk_bytes: self.chunk_bytes,
-            masks: self.masks as u8,
-            rotate: u8::from(self.rotate),
-            base: self.base.map_or(0, |base| base as u8),
+            form: self.form.fields(),
             reserved: [0; 3],
             record_stride: U32::new(self.record_stride),
             row_bytes: U64::new(self.row_bytes),
@@ -149,14 +146,14 @@ impl Metadata {
             crc32c: U32::ZERO,
             reserved_end: [0; 4],
         };
-        header.total_len = length(self.len_bytes());
+        header.total_len = length(METADATA_HEADER_BYTES + body.len() as u64);
         header.crc32c = U32::new(checksum(header, &body));
         [header.as_bytes(), &body].concat()
     }
 
     /// Bytes that [`Metadata::to_bytes`] gives, at most [`MAX_METADATA_BYTES`].
     pub fn len_bytes(&self) -> u64 {
-        METADATA_HEADER_BYTES + (self.mask.len() + self.bitval.len() + self.bases.len()) as u64
+        METADATA_HEADER_BYTES + self.form.body(self.dtype).len() as u64
     }
 
     /// The same metadata under another number; numbers start at 1.
@@ -175,33 +172,93 @@ impl Metadata {
         self.codec
     }
 
-    /// Bytes of a chunk: 2, 4 or 8.
-    pub const fn chunk_bytes(&self) -> u8 {
-        self.chunk_bytes
-    }
-
-    /// What has one mask.
-    pub const fn masks(&self) -> Granularity {
-        self.masks
-    }
-
-    /// What has one base; `None` where words are not reduced.
-    pub const fn base(&self) -> Option<Granularity> {
-        self.base
-    }
-
-    fn mask_len(&self) -> u64 {
-        match self.masks {
-            Granularity::Tensor => u64::from(self.chunk_bytes),
-            Granularity::Column => self.row_bytes,
+    /// Bytes of a chunk of `ibp` and `ibp:window`: 2, 4 or 8.
+    pub const fn chunk_bytes(&self) -> Option<u8> {
+        match &self.form {
+            Form::Ibp(ibp) => Some(ibp.chunk_bytes),
+            Form::Planes(_) => None,
         }
     }
 
-    fn bases_len(&self) -> u64 {
-        match self.base {
-            None => 0,
-            Some(Granularity::Tensor) => word_bytes(self.dtype),
-            Some(Granularity::Column) => self.row_bytes,
+    /// What has one mask, for `ibp` and `ibp:window`.
+    pub const fn masks(&self) -> Option<Granularity> {
+        match &self.form {
+            Form::Ibp(ibp) => Some(ibp.masks),
+            Form::Planes(_) => None,
+        }
+    }
+
+    /// What has one base; `None` where words are not reduced.
+    pub fn base(&self) -> Option<Granularity> {
+        match &self.form {
+            Form::Ibp(ibp) => ibp.base,
+            Form::Planes(planes) => planes.bases.as_ref().map(|_| Granularity::Column),
+        }
+    }
+
+    /// The rules of this codec's strides.
+    pub(crate) fn stride_rules(&self) -> StrideRules {
+        self.form.stride_rules(self.dtype)
+    }
+}
+
+impl Form {
+    fn describe(codec: CodecId, dtype: Dtype, fields: [u8; 4]) -> Result<Self> {
+        match codec {
+            CodecId::Ibp | CodecId::IbpWindow => Ibp::describe(codec, dtype, fields).map(Self::Ibp),
+            _ => Planes::describe(codec, dtype, fields).map(Self::Planes),
+        }
+    }
+
+    fn fields(&self) -> [u8; 4] {
+        match self {
+            Self::Ibp(ibp) => ibp.fields(),
+            Self::Planes(planes) => planes.fields(),
+        }
+    }
+
+    fn check(&self, geometry: &Geometry) -> Result<()> {
+        match self {
+            Self::Ibp(ibp) => ibp.check(geometry),
+            Self::Planes(planes) => planes.check(geometry),
+        }
+    }
+
+    /// Bytes behind the header.
+    fn body_len(&self, geometry: &Geometry) -> u64 {
+        match self {
+            Self::Ibp(ibp) => ibp.body_len(geometry),
+            Self::Planes(planes) => planes.body_len(geometry),
+        }
+    }
+
+    /// Reads a body of [`Form::body_len`] bytes.
+    fn read(self, geometry: &Geometry, body: &[u8]) -> Result<Self> {
+        match self {
+            Self::Ibp(ibp) => ibp.read(geometry, body).map(Self::Ibp),
+            Self::Planes(planes) => planes.read(geometry, body).map(Self::Planes),
+        }
+    }
+
+    fn body(&self, dtype: Dtype) -> Vec<u8> {
+        match self {
+            Self::Ibp(ibp) => ibp.body(),
+            Self::Planes(planes) => planes.body(dtype),
+        }
+    }
+
+    /// The rules of this codec's strides.
+    pub(crate) fn stride_rules(&self, dtype: Dtype) -> StrideRules {
+        match self {
+            Self::Ibp(ibp) => StrideRules::Chunks { dtype, chunk_bytes: u64::from(ibp.chunk_bytes) },
+            Self::Planes(planes) => match Parts::under(dtype, planes.schedule) {
+                Some(parts) => StrideRules::Planes {
+                    dtype,
+                    shape: PlaneShape::new(planes.schedule, parts, planes.dropped.bits),
+                },
+                // Not made by `describe`.
+                None => StrideRules::Chunks { dtype, chunk_bytes: 1 },
+            },
         }
     }
 }
@@ -246,21 +303,6 @@ pub(crate) const fn word_bytes(dtype: Dtype) -> u64 {
     }
 }
 
-/// Whether words of this dtype may be rotated: they are floats with a sign bit in front.
-pub(crate) const fn has_sign_and_exponent(dtype: Dtype) -> bool {
-    use Dtype::{Bf16, C64, F8E4m3, F8E4m3Fnuz, F8E5m2, F8E5m2Fnuz, F16, F32, F64};
-    matches!(dtype, F8E5m2 | F8E4m3 | F8E4m3Fnuz | F8E5m2Fnuz | F16 | Bf16 | F32 | C64 | F64)
-}
-
-/// Whether a mask per column is defined: positions in a row are those of its chunks.
-pub(crate) const fn masks_may_be_per_column(geometry: &Geometry, chunk_bytes: u64) -> bool {
-    let aligned = match geometry.access() {
-        Access::Rows => true,
-        Access::Whole => geometry.row_bytes().is_multiple_of(chunk_bytes),
-    };
-    aligned && geometry.row_bytes() <= MAX_COLUMNS_ROW_BYTES
-}
-
 /// Whether a base per column is defined.
 pub(crate) const fn bases_may_be_per_column(geometry: &Geometry) -> bool {
     geometry.row_bytes() <= MAX_COLUMNS_ROW_BYTES
@@ -281,24 +323,18 @@ impl Metadata {
         expect("access", found as u64, found == needed, "the access of the tensor")?;
         let (found, needed) = (self.row_bytes, geometry.row_bytes());
         expect("row_bytes", found, found == needed, "the bytes of the tensor's rows")?;
-        let fits = self.masks == Granularity::Tensor
-            || masks_may_be_per_column(geometry, u64::from(self.chunk_bytes));
-        expect("masks", self.masks as u64, fits, "1: rows of this length have no mask per column")?;
-        let base = self.base.map_or(0, |base| base as u64);
-        let fits = self.base != Some(Granularity::Column) || bases_may_be_per_column(geometry);
-        expect("base", base, fits, "0 or 1: rows of this length have no base per column")
+        self.form.check(geometry)
     }
 
     /// Whether the strides are possible for the records of the tensor.
     fn check_strides(&self, geometry: &Geometry) -> Result<()> {
         let n_blocks = geometry.n_blocks();
         let lengths = Lengths::of(geometry).ok_or(Error::NoSuchBlock { block_idx: 0, n_blocks })?;
+        let strides = self.stride_rules();
         let check = |field, stride: u32, n_elems| {
-            let raw_bytes = bytes_of(self.dtype, n_elems);
-            let range = min_stride(raw_bytes, u64::from(self.chunk_bytes))..=max_stride(raw_bytes);
             let stride = u64::from(stride);
-            let fits = range.contains(&stride) && stride.is_multiple_of(STRIDE_UNIT);
-            expect(field, stride, fits, "a multiple of 4 that holds the head and fits the record")
+            let fits = strides.range(n_elems).contains(&stride) && stride.is_multiple_of(STRIDE_UNIT);
+            expect(field, stride, fits, "a multiple of 4 that holds what every record has")
         };
         if lengths.has_full {
             check("record_stride", self.record_stride, RECORD_ELEMS)?;
@@ -324,8 +360,8 @@ impl Header {
         }
         expect("version", u64::from(version), version == FORMAT_VERSION, "1")?;
         let codec = match CodecId::from_number(self.codec) {
-            Some(codec @ (CodecId::Ibp | CodecId::IbpWindow)) => codec,
-            _ => return Err(Error::UnknownCodec { number: self.codec }),
+            None | Some(CodecId::Raw) => return Err(Error::UnknownCodec { number: self.codec }),
+            Some(codec) => codec,
         };
         let dtype = Dtype::from_number(self.dtype).ok_or(Error::UnknownDtype { number: self.dtype })?;
         let reserved = self.reserved.iter().chain(&self.reserved_end).copied().max().unwrap_or(0);
@@ -335,41 +371,31 @@ impl Header {
 
     /// The fields that choose the form, without the parts behind the header.
     fn describe(&self, codec: CodecId, dtype: Dtype) -> Result<Metadata> {
-        let byte = |field, value: u8, fits, expected| expect(field, u64::from(value), fits, expected);
         let access = match self.access {
             1 => Access::Rows,
             2 => Access::Whole,
             other => return Err(field("access", u64::from(other), "1 or 2")),
         };
-        let granularity = |name, number| match number {
-            1 => Ok(Granularity::Tensor),
-            2 => Ok(Granularity::Column),
-            other => Err(field(name, u64::from(other), "1 or 2")),
-        };
         let generation = self.generation.get();
         expect("generation", u64::from(generation), generation != 0, "at least 1")?;
-        byte("chunk_bytes", self.chunk_bytes, matches!(self.chunk_bytes, 2 | 4 | 8), "2, 4 or 8")?;
-        let window = codec == CodecId::IbpWindow;
-        let rotates = window && has_sign_and_exponent(dtype);
-        byte("rotate", self.rotate, self.rotate == u8::from(rotates), "1 for floats of ibp:window, else 0")?;
-        byte("base", self.base, window || self.base == 0, "0 for ibp")?;
-        let base = if self.base == 0 { None } else { Some(granularity("base", self.base)?) };
         Ok(Metadata {
             codec,
             dtype,
             access,
             generation,
-            chunk_bytes: self.chunk_bytes,
-            masks: granularity("masks", self.masks)?,
-            base,
-            rotate: rotates,
             row_bytes: self.row_bytes.get(),
             record_stride: self.record_stride.get(),
             tail_stride: self.tail_stride.get(),
-            mask: Box::default(),
-            bitval: Box::default(),
-            bases: Box::default(),
+            form: Form::describe(codec, dtype, self.form)?,
         })
+    }
+}
+
+fn granularity(name: &'static str, number: u8) -> Result<Granularity> {
+    match number {
+        1 => Ok(Granularity::Tensor),
+        2 => Ok(Granularity::Column),
+        other => Err(field(name, u64::from(other), "1 or 2")),
     }
 }
 

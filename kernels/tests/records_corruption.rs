@@ -17,14 +17,14 @@ struct Stored {
 }
 
 fn stored(codec: CodecId, access: Access) -> Stored {
-    let geometry = Geometry::new(Dtype::Bf16, &[10, 15], access, None).expect("a valid shape");
+    let geometry = Geometry::new(Dtype::Bf16, &[20, 15], access, None).expect("a valid shape");
     let word = |i: u16| match i {
         // Row 6 fits no mask; elsewhere an exponent or two strays.
         90..105 => i.wrapping_mul(40_503),
         i if i % 23 == 0 => 0xC2A0 ^ i << 5,
         i => 0x3F00 | i.wrapping_mul(77) & 0x7F,
     };
-    let raw: Vec<u8> = (0..150).flat_map(|i| word(i).to_le_bytes()).collect();
+    let raw: Vec<u8> = (0..300).flat_map(|i| word(i).to_le_bytes()).collect();
     let fit = fit::fit(codec, &geometry, &[(0, &raw)]).expect("a fit");
     let metadata = fit.metadata.expect("metadata").with_generation(3);
     let coder = Coder::new(&metadata, &geometry).expect("metadata of this tensor");
@@ -36,8 +36,9 @@ fn stored(codec: CodecId, access: Access) -> Stored {
 }
 
 fn every() -> impl Iterator<Item = Stored> {
-    [CodecId::Ibp, CodecId::IbpWindow]
-        .into_iter()
+    CodecId::ALL[1..]
+        .iter()
+        .copied()
         .flat_map(|codec| [Access::Rows, Access::Whole].map(|access| stored(codec, access)))
 }
 
@@ -52,9 +53,7 @@ fn read(stored: &Stored, bytes: &[u8]) {
         }
         let mut scratch = Scratch::new();
         let mut row = [0; 30];
-        for i in 0..11 {
-            let front = bytes.get(..index(coder.front_end(0))).unwrap_or(bytes);
-            let _decoded_or_not = codec::decode_row(&coder, 0, i, front, &mut row, &mut scratch);
+        for i in [0, 6, 19, 20] {
             let _decoded_or_not = codec::decode_row(&coder, 0, i, bytes, &mut row, &mut scratch);
         }
     }
@@ -120,8 +119,9 @@ fn hostile_heads_are_errors_or_some_output() {
                 read(&stored, &bytes);
                 let block = Block::parse(&bytes).expect("the header is good");
                 let result = codec::decode_block(&block, Some(&stored.coder), &mut out);
-                overflows += usize::from(matches!(result, Err(Error::Overflow { .. })));
-                assert!(matches!(result, Ok(()) | Err(Error::Overflow { .. })));
+                let missing = matches!(result, Err(Error::Overflow { .. } | Error::NoEscape { .. }));
+                overflows += usize::from(missing);
+                assert!(missing || result == Ok(()), "{result:?}");
             }
         }
         assert_ne!(overflows, 0, "offsets past the overflow are found");
@@ -168,10 +168,10 @@ fn hostile_metadata_fields_are_errors_even_with_their_checksum() {
                 if let Ok(metadata) = Metadata::parse(&bytes, &geometry) {
                     let coder = Coder::new(&metadata, &geometry).expect("metadata of this tensor");
                     let mut out = Vec::new();
-                    let raw = [0x3F; 300];
+                    let raw = [0x3F; 600];
                     let encoding = Encoding::Coded(&coder);
                     codec::encode_block(encoding, &geometry, 0, &raw, &mut out).expect("a block");
-                    let mut decoded = [0; 300];
+                    let mut decoded = [0; 600];
                     let block = Block::parse(&out).expect("a good block");
                     codec::decode_block(&block, Some(&coder), &mut decoded).expect("a decode");
                     assert_eq!(decoded, raw);
@@ -213,6 +213,6 @@ fn rows_and_outputs_that_do_not_belong_to_the_block_are_refused() {
         codec::decode_row(&stored.coder, block_idx, row, &stored.block, out, &mut scratch)
     };
     assert_eq!(read(1, 0, &mut [0; 30]), Err(Error::NoSuchBlock { block_idx: 1, n_blocks: 1 }));
-    assert_eq!(read(0, 10, &mut [0; 30]), Err(Error::NoSuchRow { row_in_block: 10, rows: 10 }));
+    assert_eq!(read(0, 20, &mut [0; 30]), Err(Error::NoSuchRow { row_in_block: 20, rows: 20 }));
     assert_eq!(read(0, 0, &mut [0; 29]), Err(Error::OutputLength { needed: 30, got: 29 }));
 }

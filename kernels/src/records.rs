@@ -1,22 +1,26 @@
-//! Blocks of codecs `ibp` and `ibp:window`: heads, front and overflow around the packed records.
+//! Blocks of the codecs with records: heads, front and overflow around what a codec packs.
 //!
 //! A record is one string of bytes: its head, then its packed words, or its raw bytes where packing does not
 //! shorten them.
 //! The first bytes of the string, as many as the stride says, stand in the front; the rest is in the overflow.
-//! Source: FORMAT.md, sections "Records" and "Codec ibp".
+//! Records of `planes:4` have neither head nor rest: the overflow is one list of the block's escapes.
+//! Source: FORMAT.md, section "Records".
 
 use tierpack_shm::types::{Access, CodecId, UNIT_BYTES, index};
 
 use crate::block::{self, Block, HEADER_BYTES, Layout};
 use crate::codec::Encoded;
-use crate::coder::Coder;
+use crate::coder::{Coder, Form, Ibp};
 use crate::cpu::Split;
 use crate::cut::{Grid, HEAD_BYTES, MAX_RECORD_BYTES, Place};
 use crate::error::{Error, Result};
+use crate::escapes::{self, Escapes};
 use crate::geometry::BlockShape;
+use crate::planes::{Planes, Schedule};
+use crate::scalar::planes::{Body, Escape};
 use crate::scalar::{
     self,
-    ibp::{SLACK_BYTES, max_packed},
+    ibp::{Packed, SLACK_BYTES, max_packed},
 };
 
 /// In a head: the record's bytes are raw.
@@ -25,8 +29,11 @@ pub(crate) const RAW_RECORD: u32 = 1 << 31;
 /// In a head: no part of the record is in the overflow.
 pub(crate) const NO_OVERFLOW: u32 = (1 << 31) - 1;
 
-/// The most bytes of one packed record, and room for the backends.
-const MAX_BODY_BYTES: usize = max_packed(MAX_RECORD_BYTES, 2) + SLACK_BYTES;
+/// The most bytes of one packed record of any codec, and room for the backends.
+pub(crate) const MAX_BODY_BYTES: usize = MAX_RECORD_BYTES + MAX_RECORD_BYTES / 4 + SLACK_BYTES;
+
+const _: () = assert!(MAX_BODY_BYTES >= max_packed(MAX_RECORD_BYTES, 2) + SLACK_BYTES);
+const _: () = assert!(MAX_BODY_BYTES >= scalar::planes::MAX_PACKED + SLACK_BYTES);
 
 /// Room to decode rows in: make one per gather, outside the loop over rows.
 pub struct Scratch {
@@ -37,7 +44,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Empty room of 17 KiB, on the stack.
+    /// Empty room of 18 KiB, on the stack.
     pub const fn new() -> Self {
         Self { body: [0; MAX_BODY_BYTES], words: [0; MAX_RECORD_BYTES] }
     }
@@ -61,14 +68,13 @@ pub(crate) fn encode(coder: &Coder, shape: &BlockShape, raw: &[u8], out: &mut Ve
     let mut writer = Writer::new(coder, &grid);
     for (run, bytes) in raw.chunks(index(grid.run_bytes())).enumerate() {
         for (record, bytes) in bytes.chunks(index(grid.record_bytes())).enumerate() {
-            let start = record as u64 * grid.record_bytes();
-            writer.push(&grid.place(run as u64, record as u64), start, bytes);
+            writer.push(&grid, run as u64, record as u64, bytes);
         }
     }
     let units = |body_len: u64| (HEADER_BYTES + body_len).div_ceil(UNIT_BYTES);
     let body_len = (writer.front.len() + writer.overflow.len()) as u64;
-    let Writer { front, overflow, chunks, participating, .. } = writer;
-    if units(body_len) >= units(shape.raw_bytes) {
+    let Writer { front, overflow, chunks, participating, unfit, .. } = writer;
+    if unfit || units(body_len) >= units(shape.raw_bytes) {
         scalar::raw::encode(coder.geometry().dtype(), shape, raw, out);
         return Encoded { codec: CodecId::Raw, escapes: chunks - participating, participating };
     }
@@ -95,8 +101,11 @@ struct Writer<'a> {
     overflow: Vec<u8>,
     words: Vec<u8>,
     packed: Vec<u8>,
+    escapes: Vec<Escape>,
     chunks: u64,
     participating: u64,
+    /// A record cannot be written by this codec.
+    unfit: bool,
 }
 
 impl<'a> Writer<'a> {
@@ -107,29 +116,70 @@ impl<'a> Writer<'a> {
             overflow: Vec::new(),
             words: Vec::new(),
             packed: vec![0; MAX_BODY_BYTES],
+            escapes: Vec::new(),
             chunks: 0,
             participating: 0,
+            unfit: false,
         }
     }
 
-    fn push(&mut self, place: &Place, start: u64, raw: &[u8]) {
-        let coder = self.coder;
+    fn push(&mut self, grid: &Grid, run: u64, record: u64, raw: &[u8]) {
+        let start = index(record * grid.record_bytes());
+        let place = grid.place(run, record);
+        let packed = match self.coder.form() {
+            Form::Ibp(ibp) => Some(self.pack_ibp(ibp, start, raw)),
+            Form::Planes(planes) => self.pack_planes(planes, start / planes.word_bytes(), raw),
+        };
+        if let Form::Planes(planes) = self.coder.form()
+            && planes.schedule == Schedule::Four
+        {
+            let first = index(run * grid.run_bytes() + record * grid.record_bytes()) / planes.word_bytes();
+            self.push_headless(&place, first, packed);
+        } else {
+            self.push_headed(&place, raw, packed);
+        }
+    }
+
+    fn pack_ibp(&mut self, ibp: &Ibp, start: usize, raw: &[u8]) -> Packed {
         self.words.clear();
         self.words.extend_from_slice(raw);
-        let room = max_packed(raw.len(), coder.chunk_bytes()) + SLACK_BYTES;
-        let packed = coder.backend().encode(
-            coder.window(),
-            index(start),
-            &mut self.words,
-            &coder.masks(start),
-            &mut self.packed[..room],
-        );
+        let room = max_packed(raw.len(), ibp.chunk_bytes) + SLACK_BYTES;
+        let out = &mut self.packed[..room];
+        self.coder.backend().encode(&ibp.window, start, &mut self.words, &ibp.masks(start), out)
+    }
+
+    fn pack_planes(&mut self, planes: &Planes, first: usize, raw: &[u8]) -> Option<Packed> {
+        let room = planes.max_packed(raw.len() / planes.word_bytes()) + SLACK_BYTES;
+        let out = &mut self.packed[..room];
+        let packed = self.coder.backend().encode_planes(planes, first, raw, out, &mut self.escapes);
+        if packed.is_none() {
+            self.chunks += (raw.len() / planes.word_bytes()) as u64;
+        }
+        packed
+    }
+
+    /// Adds a record without head, whose escapes join the block's list.
+    fn push_headless(&mut self, place: &Place, first: usize, packed: Option<Packed>) {
+        let Some(packed) = packed else {
+            self.unfit = true;
+            return;
+        };
         self.chunks += packed.chunks;
-        let (flag, body) = if packed.bytes < raw.len() {
-            self.participating += packed.participating;
-            (0, &self.packed[..packed.bytes])
-        } else {
-            (RAW_RECORD, raw)
+        self.participating += packed.participating;
+        self.front[index(place.offset)..][..packed.bytes].copy_from_slice(&self.packed[..packed.bytes]);
+        for &(elem, exponent) in &self.escapes {
+            self.overflow.extend_from_slice(&escapes::entry(first + elem, exponent));
+        }
+    }
+
+    fn push_headed(&mut self, place: &Place, raw: &[u8], packed: Option<Packed>) {
+        self.chunks += packed.map_or(0, |packed| packed.chunks);
+        let (flag, body) = match packed {
+            Some(packed) if packed.bytes < raw.len() => {
+                self.participating += packed.participating;
+                (0, &self.packed[..packed.bytes])
+            }
+            _ => (RAW_RECORD, raw),
         };
         let front = &mut self.front[index(place.offset)..][..index(place.stride)];
         let (head, front) = front.split_at_mut(index(HEAD_BYTES));
@@ -154,19 +204,6 @@ pub(crate) struct Source<'a> {
     bytes: &'a [u8],
 }
 
-/// The overflow of a record is not among the bytes.
-pub(crate) struct Missing {
-    offset: u64,
-    end: u64,
-    there: u64,
-}
-
-impl From<Missing> for Error {
-    fn from(Missing { offset, end, there }: Missing) -> Self {
-        Self::Overflow { offset, end, overflow_len: there }
-    }
-}
-
 impl<'a> Source<'a> {
     /// All of a parsed block that this coder may decode.
     pub(crate) fn of_block(coder: &'a Coder, block: &Block<'a>) -> Result<Self> {
@@ -174,9 +211,9 @@ impl<'a> Source<'a> {
         Ok(Self { coder, grid, bytes: &block.bytes()[index(HEADER_BYTES)..] })
     }
 
-    /// The block's bytes from the header on, at least as far as the front goes; the header is not read.
+    /// The block's bytes from the header on; the header is not read.
     #[inline]
-    pub(crate) fn of_front(coder: &'a Coder, shape: &BlockShape, bytes: &'a [u8]) -> Result<Self> {
+    pub(crate) fn of_bytes(coder: &'a Coder, shape: &BlockShape, bytes: &'a [u8]) -> Result<Self> {
         let grid = coder.grid(shape);
         let needed = HEADER_BYTES + grid.front_len();
         let got = bytes.len() as u64;
@@ -203,7 +240,7 @@ impl<'a> Source<'a> {
         row: u64,
         out: &mut [u8],
         scratch: &mut Scratch,
-    ) -> core::result::Result<(), Missing> {
+    ) -> Result<()> {
         let record_bytes = self.grid.record_bytes();
         if self.coder.geometry().access() == Access::Rows {
             for (record, words) in out.chunks_mut(index(record_bytes)).enumerate() {
@@ -231,38 +268,73 @@ impl<'a> Source<'a> {
 
     /// Decodes one record into `words`, which has its raw length.
     #[inline]
-    fn record(
-        &self,
-        run: u64,
-        record: u64,
-        words: &mut [u8],
-        scratch: &mut [u8; MAX_BODY_BYTES],
-    ) -> core::result::Result<(), Missing> {
+    fn record(&self, run: u64, record: u64, words: &mut [u8], room: &mut [u8; MAX_BODY_BYTES]) -> Result<()> {
         let place = self.grid.place(run, record);
-        let (head, at) = self.head(&place);
-        let start = record * self.grid.record_bytes();
-        let masks = self.coder.masks(start);
+        let start = index(record * self.grid.record_bytes());
+        match self.coder.form() {
+            Form::Ibp(ibp) => self.ibp_record(ibp, &place, start, words, room),
+            Form::Planes(planes) if planes.schedule == Schedule::Four => {
+                let first_in_run = start / planes.word_bytes();
+                let first = index(run * self.grid.run_bytes()) / planes.word_bytes() + first_in_run;
+                let body = Body {
+                    bytes: &self.bytes[index(place.offset)..],
+                    front_len: index(place.stride),
+                    rest: None,
+                };
+                let mut escapes = Escapes::new(&self.bytes[index(self.grid.front_len())..], first);
+                let backend = self.coder.backend();
+                let decoded =
+                    backend.decode_planes(planes, first_in_run, &body, words, &mut escapes, room);
+                decoded.map_err(|needed| self.missing(0, needed))?;
+                escapes.finish()
+            }
+            Form::Planes(planes) => {
+                let (head, at) = self.head(&place);
+                let body = Body {
+                    bytes: &self.bytes[at..],
+                    front_len: index(place.stride - HEAD_BYTES),
+                    rest: if head & NO_OVERFLOW == NO_OVERFLOW { None } else { Some(self.overflow(head)?) },
+                };
+                if head & RAW_RECORD != 0 {
+                    return self.raw_record(head, body.front(), words);
+                }
+                let (first, none) = (start / planes.word_bytes(), &mut Escapes::new(&[], 0));
+                let decoded = self.coder.backend().decode_planes(planes, first, &body, words, none, room);
+                decoded.map_err(|needed| self.missing(head, needed))
+            }
+        }
+    }
+
+    fn ibp_record(
+        &self,
+        ibp: &Ibp,
+        place: &Place,
+        start: usize,
+        words: &mut [u8],
+        room: &mut [u8; MAX_BODY_BYTES],
+    ) -> Result<()> {
+        let (head, at) = self.head(place);
+        let masks = ibp.masks(start);
         let backend = self.coder.backend();
         let front = &self.bytes[at..][..index(place.stride - HEAD_BYTES)];
         if head & RAW_RECORD != 0 {
             return self.raw_record(head, front, words);
         }
-        let window = self.coder.window();
         if head & NO_OVERFLOW != NO_OVERFLOW {
-            let body = Split { front, rest: self.overflow(head)?, scratch };
+            let body = Split { front, rest: self.overflow(head)?, scratch: room };
             let missing = |len| self.missing(head, len);
-            return backend.decode_split(window, index(start), body, &masks, words).map_err(missing);
+            return backend.decode_split(&ibp.window, start, body, &masks, words).map_err(missing);
         }
-        let room = max_packed(words.len(), self.coder.chunk_bytes()) + SLACK_BYTES;
-        let bits = if let Some(bits) = self.bytes[at..].get(..room) {
+        let needed = max_packed(words.len(), ibp.chunk_bytes) + SLACK_BYTES;
+        let bits = if let Some(bits) = self.bytes[at..].get(..needed) {
             bits
         } else {
-            let len = front.len().min(room);
-            scratch[..len].copy_from_slice(&front[..len]);
-            scratch[len..room].fill(0);
-            &scratch[..room]
+            let len = front.len().min(needed);
+            room[..len].copy_from_slice(&front[..len]);
+            room[len..needed].fill(0);
+            &room[..needed]
         };
-        backend.decode(window, index(start), bits, &masks, words);
+        backend.decode(&ibp.window, start, bits, &masks, words);
         Ok(())
     }
 
@@ -275,7 +347,7 @@ impl<'a> Source<'a> {
     }
 
     /// Copies a record that was not packed.
-    fn raw_record(&self, head: u32, front: &[u8], words: &mut [u8]) -> core::result::Result<(), Missing> {
+    fn raw_record(&self, head: u32, front: &[u8], words: &mut [u8]) -> Result<()> {
         let (inside, outside) = words.split_at_mut(words.len().min(front.len()));
         inside.copy_from_slice(&front[..inside.len()]);
         if !outside.is_empty() {
@@ -287,17 +359,18 @@ impl<'a> Source<'a> {
 
     /// The overflow from where a head says.
     #[inline]
-    fn overflow(&self, head: u32) -> core::result::Result<&'a [u8], Missing> {
+    fn overflow(&self, head: u32) -> Result<&'a [u8]> {
         let overflow = &self.bytes[index(self.grid.front_len())..];
         let offset = (head & NO_OVERFLOW) as usize;
         overflow.get(offset..).ok_or_else(|| self.missing(head, 0))
     }
 
     /// What a record with this head lacks, whose rest has `len` bytes.
-    fn missing(&self, head: u32, len: usize) -> Missing {
+    #[cold]
+    fn missing(&self, head: u32, len: usize) -> Error {
         let offset = u64::from(head & NO_OVERFLOW);
         let there = self.bytes.len() as u64 - self.grid.front_len();
-        Missing { offset, end: offset + len as u64, there }
+        Error::Overflow { offset, end: offset + len as u64, overflow_len: there }
     }
 }
 
