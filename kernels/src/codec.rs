@@ -68,7 +68,9 @@ pub fn encode_block(
     }
     match encoding {
         Encoding::Raw => Ok(scalar::raw::encode(geometry.dtype(), &shape, raw, out)),
-        Encoding::Coded(coder) if coder.geometry() == geometry => Ok(records::encode(coder, &shape, raw, out)),
+        Encoding::Coded(coder) if coder.geometry() == geometry => {
+            Ok(records::encode(coder, &shape, raw, out))
+        }
         Encoding::Coded(coder) => Err(Error::MetadataField {
             field: "row_bytes",
             found: coder.geometry().row_bytes(),

@@ -224,7 +224,11 @@ impl Ibp {
             deposits: (period == 1).then(|| Box::new(groups[0].deposits(chunk_bytes))),
             groups: groups.into(),
             period,
-            window: Window { word_bytes: index(word_bytes(geometry.dtype())), rotate: metadata.rotate, bases },
+            window: Window {
+                word_bytes: index(word_bytes(geometry.dtype())),
+                rotate: metadata.rotate,
+                bases,
+            },
         }
     }
 

@@ -148,7 +148,9 @@ impl StrideRules {
                 let chunks = bytes_of(*dtype, n_elems).div_ceil(*chunk_bytes);
                 HEAD_BYTES + chunks.div_ceil(8)
             }
-            Self::Planes { shape, .. } => self.head_bytes() + shape.fixed_bits(index(n_elems)).div_ceil(8) as u64,
+            Self::Planes { shape, .. } => {
+                self.head_bytes() + shape.fixed_bits(index(n_elems)).div_ceil(8) as u64
+            }
         }
     }
 

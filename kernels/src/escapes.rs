@@ -42,7 +42,8 @@ impl<'a> Escapes<'a> {
     /// 0 where the list has none; [`Escapes::finish`] then fails.
     pub(crate) fn exponent(&mut self, elem: usize) -> u16 {
         let elem = self.first + elem;
-        let number = |entry: &[u8; ENTRY_BYTES]| (u32::from_le_bytes(*entry) & ((1 << ELEM_BITS) - 1)) as usize;
+        let number =
+            |entry: &[u8; ENTRY_BYTES]| (u32::from_le_bytes(*entry) & ((1 << ELEM_BITS) - 1)) as usize;
         let mut next = self.next.unwrap_or_else(|| self.list.partition_point(|entry| number(entry) < elem));
         while self.list.get(next).is_some_and(|entry| number(entry) < elem) {
             next += 1;

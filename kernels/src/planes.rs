@@ -7,7 +7,8 @@
 use tierpack_shm::types::{CodecId, Dtype, index};
 
 use crate::bits::low;
-use crate::metadata::{Planes as Form, word_bytes};
+use crate::cut::RECORD_ELEMS;
+use crate::metadata::Planes as Form;
 
 /// Elements of a group: each of its planes is one 64-bit word.
 pub(crate) const GROUP_ELEMS: usize = 64;
@@ -131,8 +132,14 @@ pub(crate) struct Planes {
     pub(crate) ranks: Box<[u8]>,
     /// The exponent of each rank; zeros after them.
     pub(crate) table: [u16; 16],
-    /// What is subtracted from the exponents of each column, modulo 2^exponent_bits.
+    /// What is subtracted from the exponents of each column, modulo `2^exponent_bits`.
     pub(crate) bases: Option<Box<[u16]>>,
+    /// The low bytes of the exponents as vectors look them up: by rank, and for tiers by 4 x tier + place in it.
+    pub(crate) code_table: [u8; 16],
+    /// The ranks of exponents of at most 8 bits by their lowest byte, whatever stands in the bits above the exponent.
+    pub(crate) ranks_by_byte: Box<[u8; 256]>,
+    /// The low bytes of the bases, of one row and then of as many columns as a record has, and a vector.
+    base_bytes: Option<Box<[u8]>>,
 }
 
 /// How many planes of each kind a record has: what its fixed part takes.
@@ -190,10 +197,21 @@ impl Planes {
             parts,
             dropped: form.dropped,
             shape: PlaneShape::new(form.schedule, parts, form.dropped.bits),
+            code_table: code_table(form.schedule, &table),
+            ranks_by_byte: Box::new(std::array::from_fn(|byte| ranks[byte & (ranks.len() - 1)])),
             ranks,
             table,
+            base_bytes: form.bases.as_deref().map(base_bytes),
             bases: form.bases.clone(),
         })
+    }
+
+    /// The low bytes of the bases of the record that starts with element `first` of its run, and more.
+    #[inline]
+    pub(crate) fn bases_from(&self, first: usize) -> Option<&[u8]> {
+        let bytes = self.base_bytes.as_deref()?;
+        let columns = self.bases.as_ref().map_or(1, |bases| bases.len().max(1));
+        Some(&bytes[if first < columns { first } else { first % columns }..])
     }
 
     /// Bytes of a word.
@@ -217,9 +235,23 @@ impl Planes {
     }
 }
 
+fn code_table(schedule: Schedule, table: &[u16; 16]) -> [u8; 16] {
+    std::array::from_fn(|code| {
+        let exponent = match schedule {
+            Schedule::Tiers if code % 4 == 3 || code >= 12 => 0,
+            Schedule::Tiers => table[code / 4 * 3 + code % 4],
+            _ => table[code],
+        };
+        exponent.to_le_bytes()[0]
+    })
+}
+
+fn base_bytes(bases: &[u16]) -> Box<[u8]> {
+    let len = bases.len() + index(RECORD_ELEMS) + GROUP_ELEMS;
+    bases.iter().cycle().take(len).map(|base| base.to_le_bytes()[0]).collect()
+}
+
 /// Bytes of an exponent in metadata.
 pub(crate) const fn exponent_bytes(parts: Parts) -> usize {
     if parts.exponent_bits > 8 { 2 } else { 1 }
 }
-
-const _: () = assert!(index(word_bytes(Dtype::F64)) == 8);

@@ -235,12 +235,7 @@ impl<'a> Source<'a> {
 
     /// Decodes one row of the block; `out` has its length.
     #[inline]
-    pub(crate) fn decode_row(
-        &self,
-        row: u64,
-        out: &mut [u8],
-        scratch: &mut Scratch,
-    ) -> Result<()> {
+    pub(crate) fn decode_row(&self, row: u64, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
         let record_bytes = self.grid.record_bytes();
         if self.coder.geometry().access() == Access::Rows {
             for (record, words) in out.chunks_mut(index(record_bytes)).enumerate() {
@@ -283,8 +278,7 @@ impl<'a> Source<'a> {
                 };
                 let mut escapes = Escapes::new(&self.bytes[index(self.grid.front_len())..], first);
                 let backend = self.coder.backend();
-                let decoded =
-                    backend.decode_planes(planes, first_in_run, &body, words, &mut escapes, room);
+                let decoded = backend.decode_planes(planes, first_in_run, &body, words, &mut escapes, room);
                 decoded.map_err(|needed| self.missing(0, needed))?;
                 escapes.finish()
             }

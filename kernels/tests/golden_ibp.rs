@@ -125,7 +125,10 @@ fn version_1_still_writes_the_golden_blocks() {
         let metadata = golden.metadata();
         assert_eq!(metadata.to_bytes(), golden.read("metadata"));
         assert_eq!((metadata.codec(), metadata.generation()), (golden.codec, 5));
-        assert_eq!((metadata.chunk_bytes(), metadata.masks()), (Some(golden.chunk_bytes), Some(golden.masks)));
+        assert_eq!(
+            (metadata.chunk_bytes(), metadata.masks()),
+            (Some(golden.chunk_bytes), Some(golden.masks))
+        );
         assert_eq!(metadata.base(), golden.base);
         let coder = Coder::new(&metadata, &golden.geometry()).expect("metadata of this tensor");
         for &level in Level::ALL {

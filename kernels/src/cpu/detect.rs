@@ -1,12 +1,15 @@
 //! Which instructions this machine has, and whether those in question are fast.
 
+/// Whether the functions of `avx2` can run, without deposits.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("popcnt")
+}
+
 /// Whether the functions of `bmi2.rs` can run.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn has_bmi2() -> bool {
-    is_x86_feature_detected!("bmi2")
-        && is_x86_feature_detected!("bmi1")
-        && is_x86_feature_detected!("popcnt")
-        && is_x86_feature_detected!("avx2")
+    has_avx2() && is_x86_feature_detected!("bmi2")
 }
 
 /// Whether `pext` and `pdep` take one step each.
@@ -36,6 +39,11 @@ fn is_fast(vendor: &[u8], family: u32, first_fast_family: u32) -> bool {
         b"HygonGenuine" => false,
         _ => true,
     }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) const fn has_avx2() -> bool {
+    false
 }
 
 #[cfg(not(target_arch = "x86_64"))]

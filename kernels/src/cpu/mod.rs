@@ -6,6 +6,8 @@
 mod detect;
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod bmi2;
 
 use core::fmt;
@@ -24,13 +26,15 @@ use crate::window::Window;
 pub enum Level {
     /// The reference code, on any machine.
     Scalar,
-    /// BMI2 and AVX2, where `pext` and `pdep` are not microcoded.
+    /// AVX2 alone: for `planes:4` and `planes:3`, where `pext` and `pdep` are missing or microcoded.
+    Avx2,
+    /// AVX2 and BMI2.
     Bmi2,
 }
 
 impl Level {
     /// Every level, the plainest first.
-    pub const ALL: &'static [Self] = &[Self::Scalar, Self::Bmi2];
+    pub const ALL: &'static [Self] = &[Self::Scalar, Self::Avx2, Self::Bmi2];
 
     /// The best level of this machine, found out once.
     ///
@@ -39,10 +43,12 @@ impl Level {
         static LEVEL: OnceLock<Level> = OnceLock::new();
         *LEVEL.get_or_init(|| {
             let forced = std::env::var_os("TIERPACK_CPU").is_some_and(|value| value == "scalar");
-            if !forced && Self::Bmi2.is_available() && detect::has_fast_deposit() {
+            if forced || !Self::Avx2.is_available() {
+                Self::Scalar
+            } else if Self::Bmi2.is_available() && detect::has_fast_deposit() {
                 Self::Bmi2
             } else {
-                Self::Scalar
+                Self::Avx2
             }
         })
     }
@@ -51,6 +57,7 @@ impl Level {
     pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
+            Self::Avx2 => detect::has_avx2(),
             Self::Bmi2 => detect::has_bmi2(),
         }
     }
@@ -60,6 +67,7 @@ impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
             Self::Bmi2 => "bmi2",
         })
     }
@@ -77,6 +85,12 @@ impl Backend {
 
     pub(crate) const fn level(self) -> Level {
         self.0
+    }
+
+    /// Whether `pext` and `pdep` may be used.
+    #[cfg(target_arch = "x86_64")]
+    fn has_fast_deposit(self) -> bool {
+        self.0 == Level::Bmi2
     }
 
     /// As [`scalar::encode`], of the words that the window gives; `words` holds the raw bytes and is changed.
@@ -162,6 +176,12 @@ impl Backend {
         out: &mut [u8],
         escapes: &mut Vec<Escape>,
     ) -> Option<Packed> {
+        #[cfg(target_arch = "x86_64")]
+        if self.0 != Level::Scalar
+            && let Some(packed) = avx2::encode(self, planes, first, words, out, escapes)
+        {
+            return packed;
+        }
         crate::scalar::planes::encode(planes, first, words, out, escapes)
     }
 
@@ -179,7 +199,12 @@ impl Backend {
         escapes: &mut Escapes<'_>,
         room: &mut [u8],
     ) -> Result<(), usize> {
-        let _ = room;
+        #[cfg(target_arch = "x86_64")]
+        if self.0 != Level::Scalar
+            && let Some(decoded) = avx2::decode(self, planes, first, body, words, escapes, room)
+        {
+            return decoded;
+        }
         crate::scalar::planes::decode(planes, first, body, words, escapes)
     }
 }

@@ -94,4 +94,3 @@ impl Table {
         sum as usize
     }
 }
-

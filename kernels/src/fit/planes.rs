@@ -134,7 +134,8 @@ pub(super) fn measure(form: &metadata::Planes, words: &[Words], geometry: &Geome
     }
     let stride = |n_elems| *rules.range(n_elems).start();
     let lengths = Lengths::of(geometry);
-    let record_stride = if lengths.is_some_and(|lengths| lengths.has_full) { stride(RECORD_ELEMS) } else { 0 };
+    let record_stride =
+        if lengths.is_some_and(|lengths| lengths.has_full) { stride(RECORD_ELEMS) } else { 0 };
     let tail_stride = lengths.map_or(0, |lengths| stride(lengths.tail_elems));
     let (mut lens, mut stored_bytes) = (lens.iter(), 0);
     for block in words {

@@ -192,7 +192,8 @@ impl Sweep<'_> {
             bitval: bits.bitval.clone().into(),
             bases,
         });
-        let measured = measure(self.measuring, self.geometry, &form.stride_rules(self.geometry.dtype()), &lens);
+        let measured =
+            measure(self.measuring, self.geometry, &form.stride_rules(self.geometry.dtype()), &lens);
         Candidate::new(self.codec, self.geometry, form, &measured, self.measuring)
     }
 }

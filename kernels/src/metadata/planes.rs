@@ -67,7 +67,8 @@ impl Planes {
     /// Bytes of the table, the value of the dropped bits, and the bases.
     pub(super) fn body_len(&self, geometry: &Geometry) -> u64 {
         let bases = if self.by_column { geometry.row_elems() } else { 0 };
-        (self.schedule.n_codes() as u64 + bases) * self.exponent_bytes as u64 + self.value_len(geometry.dtype())
+        (self.schedule.n_codes() as u64 + bases) * self.exponent_bytes as u64
+            + self.value_len(geometry.dtype())
     }
 
     const fn value_len(&self, dtype: Dtype) -> u64 {
@@ -99,7 +100,10 @@ impl Planes {
 
     pub(super) fn body(&self, dtype: Dtype) -> Vec<u8> {
         let exponents = |values: &[u16]| -> Vec<u8> {
-            values.iter().flat_map(|value| value.to_le_bytes().into_iter().take(self.exponent_bytes)).collect()
+            values
+                .iter()
+                .flat_map(|value| value.to_le_bytes().into_iter().take(self.exponent_bytes))
+                .collect()
         };
         let value = &self.dropped.value.to_le_bytes()[..index(self.value_len(dtype))];
         [exponents(&self.table), value.to_vec(), self.bases.as_deref().map(exponents).unwrap_or_default()]

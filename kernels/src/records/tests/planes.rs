@@ -43,7 +43,8 @@ fn metadata(geometry: &Geometry, form: &Form) -> Option<Metadata> {
     let bits = bits.min(parts.low_bits());
     let first = if bits == 0 { 0 } else { first.min(parts.low_bits() - bits) };
     let dropped = Dropped { first, bits, value: value & crate::bits::low(bits) };
-    let mut source = form.exponents.iter().map(|exponent| exponent & ((1 << parts.exponent_bits) - 1)).cycle();
+    let mut source =
+        form.exponents.iter().map(|exponent| exponent & ((1 << parts.exponent_bits) - 1)).cycle();
     let mut cut = |len: usize| -> Box<[u16]> { source.by_ref().take(len).collect() };
     let table = cut(schedule.n_codes());
     let by_column = form.by_column && bases_may_be_per_column(geometry);
@@ -74,7 +75,13 @@ fn form() -> impl Strategy<Value = Form> {
     let dropped = prop_oneof![Just((0, 0, 0)), (0..60_u32, 0..40_u32, prop_oneof![Just(0), any::<u64>()])];
     let codec = proptest::sample::select(&CODECS[..]);
     (codec, exponents, any::<bool>(), dropped, 0..=256_u64).prop_map(
-        |(codec, exponents, by_column, dropped, stride)| Form { codec, exponents, by_column, dropped, stride },
+        |(codec, exponents, by_column, dropped, stride)| Form {
+            codec,
+            exponents,
+            by_column,
+            dropped,
+            stride,
+        },
     )
 }
 
@@ -107,12 +114,16 @@ fn weights(geometry: &Geometry) -> Vec<u8> {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        let exponent = u64::from((state >> 40).trailing_zeros().min(20)) + u64::from(state >> 32 & 63 == 0) * 9;
+        let exponent =
+            u64::from((state >> 40).trailing_zeros().min(20)) + u64::from(state >> 32 & 63 == 0) * 9;
         let low_bits = state & crate::bits::low(parts.low_bits());
         parts.unrotated((exponent << parts.low_bits() | low_bits) & crate::bits::low(parts.word_bits))
     };
     let n = geometry.raw_bytes() * 8 / u64::from(parts.word_bits);
-    (0..n).map(word).flat_map(|word| word.to_le_bytes().into_iter().take((parts.word_bits / 8) as usize)).collect()
+    (0..n)
+        .map(word)
+        .flat_map(|word| word.to_le_bytes().into_iter().take((parts.word_bits / 8) as usize))
+        .collect()
 }
 
 #[test]
@@ -149,8 +160,7 @@ fn weights_of_every_float_shrink_in_every_shape() {
 fn dropped_bits_come_back() {
     let geometry = Geometry::new(Dtype::F32, &[64, 200], Access::Rows, None).unwrap();
     let bf16 = Geometry::new(Dtype::Bf16, &[64, 200], Access::Rows, None).unwrap();
-    let mut raw: Vec<u8> =
-        weights(&bf16).chunks_exact(2).flat_map(|word| [0, 0, word[0], word[1]]).collect();
+    let mut raw: Vec<u8> = weights(&bf16).chunks_exact(2).flat_map(|word| [0, 0, word[0], word[1]]).collect();
     for codec in CODECS {
         let form =
             Form { codec, exponents: (0..15).collect(), by_column: false, dropped: (1, 16, 0), stride: 0 };
