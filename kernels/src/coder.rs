@@ -47,7 +47,7 @@ pub(crate) struct Deposit {
     /// The others.
     pub(crate) value: u64,
     /// How many are stored.
-    pub(crate) n_stored: usize,
+    pub(crate) n_stored: u32,
 }
 
 /// A deposit for each pattern of participation bits, of which a group has up to 4.
@@ -250,7 +250,7 @@ impl Group {
                 .filter(|chunk| parts >> chunk & 1 == 1)
                 .fold(0, |chunks, chunk| chunks | !missing_bits(chunk_bytes) << (8 * chunk * chunk_bytes));
             let stored = !(self.mask & chunks);
-            Deposit { stored, value: self.bitval & chunks, n_stored: stored.count_ones() as usize }
+            Deposit { stored, value: self.bitval & chunks, n_stored: stored.count_ones() }
         })
     }
 }

@@ -84,7 +84,8 @@ impl Window {
             Bases::One(base) => each::<W, FORWARD, ROTATE>(words, W::from_bits(*base)),
             Bases::Columns(bases) => {
                 let mut words = words;
-                let mut from = start % bases.len().max(1);
+                // A division takes as long as many words.
+                let mut from = if start < bases.len() { start } else { start % bases.len().max(1) };
                 while !words.is_empty() {
                     let len = (bases.len() - from).min(words.len());
                     let (now, later) = words.split_at_mut(len);

@@ -11,8 +11,8 @@ use tierpack_shm::types::index;
 
 use super::{Backend, Split};
 use crate::bits::read_word;
-use crate::coder::{Deposit, GROUP_BYTES, Group, Masks, missing_bits};
-use crate::scalar::ibp::{Packed, SLACK_BYTES};
+use crate::coder::{Deposit, Deposits, GROUP_BYTES, Group, Masks, missing_bits};
+use crate::scalar::ibp::{Packed, SLACK_BYTES, max_packed};
 use crate::window::Window;
 
 macro_rules! dispatch {
@@ -85,31 +85,28 @@ fn participants<const CHUNK: usize>(bits: u64) -> u64 {
     }
 }
 
-/// Where a decoder stands in a record.
-#[derive(Clone, Copy)]
-struct Position {
-    /// Words decoded, in bytes: a multiple of 8 chunks.
-    done: usize,
-    /// The next packed bit.
-    at: usize,
-}
+/// Bytes of words that one turn of the decoder's loop fills: eight groups.
+const LINE_BYTES: usize = 8 * GROUP_BYTES;
 
-/// 64 bits from bit `at`; those after the end are zero.
-#[inline(always)]
-fn load(bits: &[u8], at: usize) -> u64 {
-    let mut bytes = [0; 9];
-    let there = bits.get(at / 8..).unwrap_or(&[]);
-    let len = there.len().min(9);
-    bytes[..len].copy_from_slice(&there[..len]);
-    shifted(&bytes, at)
-}
+/// Bits that one load of 8 bytes gives, whatever the bit that it starts with.
+const NARROW_BITS: u32 = 57;
 
-/// 64 bits from bit `at % 8` of 9 bytes.
+/// `n_bits` bits from bit `at % 8` of 9 bytes, and others after them.
+///
+/// The ninth byte is read where the bits reach it.
+/// `WIDE` asks so exactly; else only `n_bits` counts, which costs less and is known before `at` is, but reads the
+/// byte for every group of more than [`NARROW_BITS`] bits.
 #[inline(always)]
-fn shifted(bytes: &[u8; 9], at: usize) -> u64 {
-    let (low, high) = (read_word(&bytes[..8]), u64::from(bytes[8]));
-    // Two shifts, because one of 64 has no meaning.
-    low >> (at % 8) | high << 1 << (63 - at % 8)
+fn load<const WIDE: bool>(nine: &[u8; 9], at: usize, n_bits: u32) -> u64 {
+    let [first @ .., last] = *nine;
+    let low = u64::from_le_bytes(first) >> (at % 8);
+    let all = if WIDE { n_bits as usize + at % 8 <= 64 } else { n_bits <= NARROW_BITS };
+    if all {
+        return low;
+    }
+    // Keeps this a branch: a select would have every group wait for the ninth byte.
+    core::hint::cold_path();
+    low | u64::from(last) << 1 << (63 - at % 8)
 }
 
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx2")]
@@ -120,13 +117,13 @@ fn decode_chunks<const CHUNK: usize>(
     masks: &Masks<'_>,
     words: &mut [u8],
 ) {
-    let position = Position { done: 0, at: words.len().div_ceil(CHUNK) };
-    let position = decode_eights::<CHUNK>(bits, bits, position, masks, words);
-    decode_rest::<CHUNK>(bits, bits, position, masks, words);
+    unpack::<CHUNK>(bits, masks, words);
     window.inverse(start, words);
 }
 
-/// Decodes from the front as far as it goes, then what is left from front and rest put together.
+/// Puts front and rest together, as much of them as any record of this length may have, then decodes that.
+///
+/// How long the record is comes out at the end: to find out before would take a second walk over its groups.
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx2")]
 fn decode_split_chunks<const CHUNK: usize>(
     window: &Window,
@@ -136,21 +133,33 @@ fn decode_split_chunks<const CHUNK: usize>(
     words: &mut [u8],
 ) -> Result<(), usize> {
     let Split { front, rest, scratch } = body;
-    let position = Position { done: 0, at: words.len().div_ceil(CHUNK) };
-    let Position { done, at } = decode_eights::<CHUNK>(front, front, position, masks, words);
-    let end = at + stored_bits::<CHUNK>(front, done, masks, words.len());
-    let needed = end.div_ceil(8).saturating_sub(front.len());
-    let rest = rest.get(..needed).ok_or(needed)?;
-    let inside = front.get(at / 8..).unwrap_or(&[]);
-    let len = inside.len() + rest.len();
-    scratch[..inside.len()].copy_from_slice(inside);
-    scratch[inside.len()..len].copy_from_slice(rest);
-    let bits = &scratch[..len + SLACK_BYTES];
-    let position = Position { done, at: at % 8 };
-    let position = decode_eights::<CHUNK>(front, bits, position, masks, words);
-    decode_rest::<CHUNK>(front, bits, position, masks, words);
+    let room = max_packed(words.len(), CHUNK) + SLACK_BYTES;
+    let bits = &mut scratch[..room];
+    let (inside, outside) = bits.split_at_mut(front.len().min(room));
+    copy(inside, front);
+    copy(outside, rest);
+    let n_bits = unpack::<CHUNK>(bits, masks, words);
+    let needed = n_bits.div_ceil(8).saturating_sub(front.len());
+    if rest.len() < needed {
+        return Err(needed);
+    }
     window.inverse(start, words);
     Ok(())
+}
+
+/// Copies as many bytes as both have; inline, which for some hundred bytes is faster than a call.
+#[inline]
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx2")]
+fn copy(to: &mut [u8], from: &[u8]) {
+    let len = to.len().min(from.len());
+    let (to, from) = (&mut to[..len], &from[..len]);
+    for (to, from) in to.chunks_exact_mut(64).zip(from.chunks_exact(64)) {
+        to.copy_from_slice(from);
+    }
+    match (to.last_chunk_mut::<64>(), from.last_chunk::<64>()) {
+        (Some(to), Some(from)) => *to = *from,
+        _ => to.copy_from_slice(from),
+    }
 }
 
 /// What a group stores for its participation bits; bytes that it lacks are not stored.
@@ -159,108 +168,126 @@ fn decode_split_chunks<const CHUNK: usize>(
 fn deposit<const CHUNK: usize>(group: &Group, part: u64, missing: u64) -> Deposit {
     let chunks = participants::<CHUNK>(part);
     let stored = !(group.mask & chunks | missing);
-    Deposit { stored, value: group.bitval & chunks, n_stored: stored.count_ones() as usize }
+    Deposit { stored, value: group.bitval & chunks, n_stored: stored.count_ones() }
 }
 
-/// Decodes eight chunks after the other, until fewer are left or the packed bits may end.
+/// The participation bits of a group whose chunks all participate.
+const fn last_pattern(chunk_bytes: usize) -> usize {
+    (1 << (GROUP_BYTES / chunk_bytes)) - 1
+}
+
+/// Decodes a record; gives the bits that it was packed to.
+///
+/// `bits` holds at least [`max_packed`] and [`SLACK_BYTES`] bytes; those after the record may be anything.
 #[inline]
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx2")]
-fn decode_eights<const CHUNK: usize>(
-    parts: &[u8],
-    packed: &[u8],
-    position: Position,
-    masks: &Masks<'_>,
-    words: &mut [u8],
-) -> Position {
-    if let Some(deposits) = masks.deposits {
-        let patterns = (1 << (GROUP_BYTES / CHUNK)) - 1;
-        let deposit_of = |_: &Group, part| deposits[index(part & patterns & 15)];
-        eights_by::<CHUNK>(parts, packed, position, masks, words, deposit_of)
+fn unpack<const CHUNK: usize>(bits: &[u8], masks: &Masks<'_>, words: &mut [u8]) -> usize {
+    let Some(deposits) = masks.deposits else {
+        let word_of = |reader: &mut Reader<'_>, group: &Group, part| {
+            if CHUNK == GROUP_BYTES && part & 1 == 0 {
+                return reader.take::<true>(64);
+            }
+            // What the branch found out saves the deposit a mask.
+            let part = if CHUNK == GROUP_BYTES { 1 } else { part };
+            let Deposit { stored, value, n_stored } = deposit::<CHUNK>(group, part, 0);
+            _pdep_u64(reader.take::<false>(n_stored), stored) | value
+        };
+        return unpack_by::<CHUNK>(bits, masks, words, word_of);
+    };
+    if CHUNK == GROUP_BYTES {
+        // One deposit serves all, and stays in registers.
+        let Deposit { stored, value, n_stored } = deposits[1];
+        let word_of = |reader: &mut Reader<'_>, _: &Group, part| {
+            if part & 1 == 0 {
+                reader.take::<true>(64)
+            } else {
+                _pdep_u64(reader.take::<false>(n_stored), stored) | value
+            }
+        };
+        return unpack_by::<CHUNK>(bits, masks, words, word_of);
+    }
+    // Where a group of which one chunk does not participate is wide, wide groups are frequent.
+    if deposits[const { last_pattern(CHUNK) - 1 }].n_stored > NARROW_BITS {
+        unpack_by_table::<CHUNK, true>(bits, masks, deposits, words)
     } else {
-        let deposit_of = |group: &Group, part| deposit::<CHUNK>(group, part, 0);
-        eights_by::<CHUNK>(parts, packed, position, masks, words, deposit_of)
+        unpack_by_table::<CHUNK, false>(bits, masks, deposits, words)
     }
 }
 
 #[inline]
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx2")]
-fn eights_by<const CHUNK: usize>(
-    parts: &[u8],
-    packed: &[u8],
-    position: Position,
+fn unpack_by_table<const CHUNK: usize, const WIDE: bool>(
+    bits: &[u8],
+    masks: &Masks<'_>,
+    deposits: &Deposits,
+    words: &mut [u8],
+) -> usize {
+    let word_of = |reader: &mut Reader<'_>, _: &Group, part| {
+        let Deposit { stored, value, n_stored } = deposits[index(part) & const { last_pattern(CHUNK) } & 15];
+        _pdep_u64(reader.take::<WIDE>(n_stored), stored) | value
+    };
+    unpack_by::<CHUNK>(bits, masks, words, word_of)
+}
+
+/// Reads packed bits: [`unpack_by`] makes one and takes one group of at most 64 bits for each of its groups.
+struct Reader<'a> {
+    /// [`max_packed`] and [`SLACK_BYTES`] bytes.
+    bits: &'a [u8],
+    /// The next bit.
+    at: usize,
+}
+
+impl Reader<'_> {
+    /// The next `n_bits` bits, and others after them.
+    #[inline(always)]
+    fn take<const WIDE: bool>(&mut self, n_bits: u32) -> u64 {
+        let at = self.at;
+        debug_assert!(n_bits <= 64 && at / 8 + 9 <= self.bits.len());
+        // SAFETY: the groups of a record store at most its bits, rounded up to a group; after those and the
+        // participation bits, which `max_packed` counts, the slack has more than a group and 9 bytes.
+        let nine = unsafe { self.bits.get_unchecked(at / 8..at / 8 + 9) };
+        self.at += n_bits as usize;
+        nine.try_into().map_or(0, |nine| load::<WIDE>(nine, at, n_bits))
+    }
+}
+
+/// Decodes a record whose words `word_of` reads, given the masks and the participation bits of a group.
+#[inline]
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx2")]
+fn unpack_by<const CHUNK: usize>(
+    bits: &[u8],
     masks: &Masks<'_>,
     words: &mut [u8],
-    deposit_of: impl Fn(&Group, u64) -> Deposit,
-) -> Position {
-    let Position { mut done, mut at } = position;
-    // Eight chunks share a byte of participation bits, and have `CHUNK` groups.
-    let parts = parts.iter().skip(done / (8 * CHUNK));
-    let eights = words[done..].chunks_exact_mut(8 * CHUNK);
-    let groups = masks.groups[done / GROUP_BYTES..].chunks_exact(CHUNK);
-    for ((eight, groups), &part) in eights.zip(groups).zip(parts) {
-        if at / 8 + 8 * CHUNK + 9 > packed.len() {
-            break;
-        }
-        let mut part = u64::from(part);
-        for (bytes, group) in eight.chunks_exact_mut(GROUP_BYTES).zip(groups) {
-            let Deposit { stored, value, n_stored } = deposit_of(group, part);
-            // SAFETY: `at` grew by at most 64 for each of the up to `CHUNK` - 1 groups since the check, which left
-            // 8 bytes for each group and 9 more.
-            let nine = unsafe { packed.get_unchecked(at / 8..at / 8 + 9) };
-            let bits = nine.try_into().map_or(0, |nine| shifted(nine, at));
-            bytes.copy_from_slice(&(_pdep_u64(bits, stored) | value).to_le_bytes());
-            at += n_stored;
-            part >>= GROUP_BYTES / CHUNK;
-        }
-        done += 8 * CHUNK;
-    }
-    Position { done, at }
-}
-
-/// Decodes what is left, which may end within a group.
-#[inline]
-#[target_feature(enable = "bmi1,bmi2,popcnt,avx2")]
-fn decode_rest<const CHUNK: usize>(
-    parts: &[u8],
-    packed: &[u8],
-    position: Position,
-    masks: &Masks<'_>,
-    words: &mut [u8],
-) {
-    let Position { done, mut at } = position;
-    let parts = parts.iter().skip(done / (8 * CHUNK));
-    let groups = masks.groups[done / GROUP_BYTES..].chunks(CHUNK);
-    for ((words, groups), &part) in words[done..].chunks_mut(8 * CHUNK).zip(groups).zip(parts) {
-        let mut part = u64::from(part);
-        for (bytes, group) in words.chunks_mut(GROUP_BYTES).zip(groups) {
-            let Deposit { stored, value, n_stored } =
-                deposit::<CHUNK>(group, part, missing_bits(bytes.len()));
-            let word = (_pdep_u64(load(packed, at), stored) | value).to_le_bytes();
-            bytes.copy_from_slice(&word[..bytes.len()]);
-            at += n_stored;
-            part >>= GROUP_BYTES / CHUNK;
+    word_of: impl Fn(&mut Reader<'_>, &Group, u64) -> u64,
+) -> usize {
+    let bits = &bits[..max_packed(words.len(), CHUNK) + SLACK_BYTES];
+    let mut reader = Reader { bits, at: words.len().div_ceil(CHUNK) };
+    let lanes = GROUP_BYTES / CHUNK;
+    let n_lines = words.len() / LINE_BYTES;
+    let (lines, last) = words.split_at_mut(n_lines * LINE_BYTES);
+    let (groups, last_groups) = masks.groups.split_at(n_lines * GROUP_BYTES);
+    let lines = lines.chunks_exact_mut(LINE_BYTES).zip(groups.chunks_exact(GROUP_BYTES));
+    // A line has a participation bit for each bit of as many bytes as a group has chunks.
+    for ((line, groups), parts) in lines.zip(bits.chunks_exact(lanes)) {
+        let mut part = read_word(parts);
+        for (bytes, group) in line.chunks_exact_mut(GROUP_BYTES).zip(groups) {
+            bytes.copy_from_slice(&word_of(&mut reader, group, part).to_le_bytes());
+            part >>= lanes;
         }
     }
-}
-
-/// Packed bits of the chunks after the first `done` bytes.
-#[inline]
-#[target_feature(enable = "bmi1,bmi2,popcnt,avx2")]
-fn stored_bits<const CHUNK: usize>(parts: &[u8], done: usize, masks: &Masks<'_>, raw_bytes: usize) -> usize {
-    let (mut left, mut n_bits) = (raw_bytes - done, 0);
-    let groups = masks.groups[done / GROUP_BYTES..].chunks(CHUNK);
-    for (groups, &part) in groups.zip(parts.iter().skip(done / (8 * CHUNK))) {
-        if left == 0 {
-            break;
+    let mut part = read_word(&bits[n_lines * lanes..][..GROUP_BYTES]);
+    for (bytes, group) in last.chunks_mut(GROUP_BYTES).zip(last_groups) {
+        if let Ok(bytes) = <&mut [u8; GROUP_BYTES]>::try_from(&mut *bytes) {
+            *bytes = word_of(&mut reader, group, part).to_le_bytes();
+        } else {
+            let missing = missing_bits(bytes.len());
+            let Deposit { stored, value, n_stored } = deposit::<CHUNK>(group, part, missing);
+            let word = _pdep_u64(reader.take::<true>(n_stored), stored) | value;
+            bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
         }
-        let mut part = u64::from(part);
-        for group in groups {
-            n_bits += deposit::<CHUNK>(group, part, missing_bits(left)).n_stored;
-            left = left.saturating_sub(GROUP_BYTES);
-            part >>= GROUP_BYTES / CHUNK;
-        }
+        part >>= lanes;
     }
-    n_bits
+    reader.at
 }
 
 /// Collects packed bits.
@@ -367,3 +394,6 @@ fn encode_chunks<const CHUNK: usize>(
 const fn missing_parts(n_chunks: usize) -> u64 {
     u64::MAX << n_chunks
 }
+
+#[cfg(test)]
+mod tests;
