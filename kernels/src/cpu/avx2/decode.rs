@@ -3,15 +3,14 @@
 use core::arch::x86_64::{
     __m256i, _mm_loadu_si128, _mm256_add_epi8, _mm256_and_si256, _mm256_broadcastsi128_si256,
     _mm256_cmpeq_epi8, _mm256_movemask_epi8, _mm256_or_si256, _mm256_permute2x128_si256, _mm256_set1_epi8,
-    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16,
-    _mm256_srli_epi32, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpacklo_epi8,
+    _mm256_setr_epi64x, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32,
+    _mm256_srli_epi16, _mm256_srli_epi32, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpacklo_epi8,
     _mm256_unpacklo_epi16, _pdep_u64,
 };
 
 use super::{
-    F16, F32, F32_SHORT, bit_planes, byte_planes, bytes_of, halves, join, load, parts, store, word_bytes,
+    F16, F32, F32_SHORT, bit_planes, byte_planes, bytes_of, exponent_bits, join, load, store, word_bytes,
 };
-use crate::bits::low;
 use crate::escapes::Escapes;
 use crate::planes::{GROUP_ELEMS, Planes};
 use crate::scalar::planes::Body;
@@ -39,36 +38,46 @@ struct Record<'a> {
     n: usize,
 }
 
-/// Writes the 64 words of a group, by their codes; the bit planes of its `$n` elements start at bit `$low_planes`.
+/// Writes the 64 words of a group, by their codes and their bit planes, if they have any.
 ///
-/// A macro, because a function would get its vectors through memory.
+/// Macros, because a function would get its vectors through memory, as would a loop over the halves.
 macro_rules! write_group {
-    ($kind:ident, $record:expr, $group:expr, $codes:expr, $low_planes:expr, $n:expr, $words:expr) => {
+    ($kind:ident, $record:expr, $group:expr, $codes:expr, $low_planes:expr, $words:expr) => {
         let (record, words): (&Record<'_>, &mut [u8; BYTES]) = (&$record, $words);
-        let low_bits = if bit_planes($kind) == 3 { planes_of(record.fixed, $low_planes, $n) } else { [0; 3] };
-        for (half, codes) in $codes.into_iter().enumerate() {
-            let elem = $group * GROUP_ELEMS + 32 * half;
-            let mut exponents = _mm256_shuffle_epi8(record.table, codes);
-            if let Some(bases) = record.bases {
-                exponents = _mm256_add_epi8(exponents, load(bases, elem));
-            }
-            if $kind == F16 {
-                // Five bits above the three that fill no byte plane.
-                let five = _mm256_set1_epi8(0xF8_u8.cast_signed());
-                let top = _mm256_and_si256(_mm256_slli_epi16::<3>(exponents), five);
-                let [a, b, c] = low_bits;
-                let bits = bytes_of([halves(a)[half], halves(b)[half], halves(c)[half]]);
-                exponents = _mm256_or_si256(top, bits);
-            }
-            let at = 32 * half * word_bytes($kind);
-            let low = load(record.fixed, elem);
-            if $kind == F32 {
-                let middle = load(record.fixed, record.n + elem);
-                let high = load(record.fixed, 2 * record.n + elem);
-                write_f32(words, at, [low, middle, high, exponents]);
-            } else {
-                write_16::<$kind>(words, at, low, exponents);
-            }
+        let [low_codes, high_codes] = $codes;
+        let elem = $group * GROUP_ELEMS;
+        if $kind == F16 {
+            let [low, high] = bytes_of::<3>($low_planes);
+            write_half!($kind, record, elem, low_codes, low, &mut words[..BYTES / 2]);
+            write_half!($kind, record, elem + 32, high_codes, high, &mut words[BYTES / 2..]);
+        } else {
+            let none = _mm256_setzero_si256();
+            write_half!($kind, record, elem, low_codes, none, &mut words[..BYTES / 2]);
+            write_half!($kind, record, elem + 32, high_codes, none, &mut words[BYTES / 2..]);
+        }
+    };
+}
+
+/// Writes 32 words, which start with element `$elem` of the record.
+macro_rules! write_half {
+    ($kind:ident, $record:ident, $elem:expr, $codes:ident, $low_bits:ident, $words:expr) => {
+        let mut exponents = _mm256_shuffle_epi8($record.table, $codes);
+        if let Some(bases) = $record.bases {
+            exponents = _mm256_add_epi8(exponents, load(bases, $elem));
+        }
+        if $kind == F16 {
+            // Five bits above the three that fill no byte plane.
+            let five = _mm256_set1_epi8(0xF8_u8.cast_signed());
+            let top = _mm256_and_si256(_mm256_slli_epi16::<3>(exponents), five);
+            exponents = _mm256_or_si256(top, $low_bits);
+        }
+        let low = load($record.fixed, $elem);
+        if $kind == F32 {
+            let middle = load($record.fixed, $record.n + $elem);
+            let high = load($record.fixed, 2 * $record.n + $elem);
+            write_f32($words, [low, middle, high, exponents]);
+        } else {
+            write_16::<$kind>($words, low, exponents);
         }
     };
 }
@@ -93,7 +102,7 @@ pub(super) fn four<const KIND: u8, const BYTES: usize>(
     let n_wholes = wholes.len();
     for ((group, words), escaped) in wholes.iter_mut().enumerate().zip(&mut escaped) {
         let codes = nibbles(load(fixed, at));
-        write_group!(KIND, record, group, codes, 8 * at + 4 * GROUP_ELEMS, GROUP_ELEMS, words);
+        write_group!(KIND, record, group, codes, load(fixed, at + GROUP_ELEMS / 2), words);
         *escaped = escaped_nibbles(codes);
         any |= *escaped;
         at += planes.shape.group_bits(GROUP_ELEMS) / 8;
@@ -102,7 +111,8 @@ pub(super) fn four<const KIND: u8, const BYTES: usize>(
         let n = part.len() / word_bytes(KIND);
         let codes = part_nibbles(fixed, at, n);
         let mut whole = [0; BYTES];
-        write_group!(KIND, record, n_wholes, codes, 8 * at + planes.shape.code_bits(n), n, &mut whole);
+        let low_planes = planes_of(fixed, 8 * at + planes.shape.code_bits(n), n);
+        write_group!(KIND, record, n_wholes, codes, low_planes, &mut whole);
         part.copy_from_slice(&whole[..part.len()]);
         escaped[n_wholes] = escaped_nibbles(codes) & low_of(n);
         any |= escaped[n_wholes];
@@ -132,22 +142,24 @@ pub(super) fn three<const KIND: u8, const BYTES: usize>(
     let fixed = fixed_part(planes, body, n, fixed_room);
     let record = Record::new(planes, first, fixed, n);
     let mut escaped = [0; MAX_GROUPS];
-    let mut at = 8 * byte_planes(KIND) * n;
+    let mut at = byte_planes(KIND) * n;
     let (wholes, part) = words.as_chunks_mut::<BYTES>();
     let n_wholes = wholes.len();
     for ((group, words), escaped) in wholes.iter_mut().enumerate().zip(&mut escaped) {
-        let codes = planes_of(fixed, at, GROUP_ELEMS);
-        write_group!(KIND, record, group, code_bytes(codes), at + 3 * GROUP_ELEMS, GROUP_ELEMS, words);
-        *escaped = codes[0] & codes[1] & codes[2];
-        at += planes.shape.group_bits(GROUP_ELEMS);
+        let codes = load(fixed, at);
+        write_group!(KIND, record, group, bytes_of::<3>(codes), load(fixed, at + 24), words);
+        *escaped = word_at(fixed, at) & word_at(fixed, at + 8) & word_at(fixed, at + 16);
+        at += planes.shape.group_bits(GROUP_ELEMS) / 8;
     }
+    let mut at = 8 * at;
     if !part.is_empty() {
         let n = part.len() / word_bytes(KIND);
-        let codes = planes_of(fixed, at, n);
+        let [a, b, c] = [take(fixed, at), take(fixed, at + n), take(fixed, at + 2 * n)];
+        let codes = bytes_of::<3>(_mm256_setr_epi64x(signed(a), signed(b), signed(c), 0));
         let mut whole = [0; BYTES];
-        write_group!(KIND, record, n_wholes, code_bytes(codes), at + 3 * n, n, &mut whole);
+        write_group!(KIND, record, n_wholes, codes, planes_of(fixed, at + 3 * n, n), &mut whole);
         part.copy_from_slice(&whole[..part.len()]);
-        escaped[n_wholes] = codes[0] & codes[1] & codes[2] & low_of(n);
+        escaped[n_wholes] = a & b & c & low_of(n);
         at += planes.shape.group_bits(n);
     }
     let tail = Tail::new(body, at, n, tail_room)?;
@@ -172,23 +184,24 @@ pub(super) fn tiers<const KIND: u8, const BYTES: usize>(
     let mut escaped = [0; MAX_GROUPS];
     let start = planes.shape.fixed_bits(n);
     let tail = Tail::new(body, start, n, tail_room)?;
-    let (mut at, mut tiers_at) = (8 * byte_planes(KIND) * n, start % 8);
+    let (mut at, mut tiers_at) = (byte_planes(KIND) * n, start % 8);
     let (wholes, part) = words.as_chunks_mut::<BYTES>();
     let n_wholes = wholes.len();
     for ((group, words), escaped) in wholes.iter_mut().enumerate().zip(&mut escaped) {
-        let (p0, p1) = (take(fixed, at), take(fixed, at + GROUP_ELEMS));
+        let (p0, p1) = (word_at(fixed, at), word_at(fixed, at + 8));
         let codes;
         (codes, *escaped, tiers_at) = tier_codes(p0, p1, tail.bytes, tiers_at)?;
-        write_group!(KIND, record, group, codes, at + 2 * GROUP_ELEMS, GROUP_ELEMS, words);
-        at += planes.shape.group_bits(GROUP_ELEMS);
+        write_group!(KIND, record, group, codes, load(fixed, at + 16), words);
+        at += planes.shape.group_bits(GROUP_ELEMS) / 8;
     }
     if !part.is_empty() {
         let n = part.len() / word_bytes(KIND);
+        let at = 8 * at;
         let (p0, p1) = (take(fixed, at) & low_of(n), take(fixed, at + n) & low_of(n));
         let codes;
         (codes, escaped[n_wholes], tiers_at) = tier_codes(p0, p1, tail.bytes, tiers_at)?;
         let mut whole = [0; BYTES];
-        write_group!(KIND, record, n_wholes, codes, at + 2 * n, n, &mut whole);
+        write_group!(KIND, record, n_wholes, codes, planes_of(fixed, at + 2 * n, n), &mut whole);
         part.copy_from_slice(&whole[..part.len()]);
     }
     tail.exponents::<KIND>(words, &escaped[..n.div_ceil(GROUP_ELEMS)], places, tiers_at)
@@ -210,25 +223,23 @@ fn tier_codes(p0: u64, p1: u64, bytes: &[u8], at: usize) -> Option<([__m256i; 2]
     let bit = bit + 2 * n_second;
     let b0 = _pdep_u64(take(bytes, bit), third);
     let b1 = _pdep_u64(take(bytes, bit + n_third), third);
-    let c0 = halves(p0 & !second | a0 & !third | b0);
-    let c1 = halves(p1 & !second | a1 & !third | b1);
-    let (t0, t1) = (halves(second & !third), halves(third));
-    let codes = [bytes_of([c0[0], c1[0], t0[0], t1[0]]), bytes_of([c0[1], c1[1], t0[1], t1[1]])];
+    let c0 = p0 & !second | a0 & !third | b0;
+    let c1 = p1 & !second | a1 & !third | b1;
+    let planes = [signed(c0), signed(c1), signed(second & !third), signed(third)];
+    let codes = bytes_of::<4>(_mm256_setr_epi64x(planes[0], planes[1], planes[2], planes[3]));
     Some((codes, b0 & b1, at + 2 * n_second + 2 * n_third))
-}
-
-/// Codes of three bits from their planes.
-#[inline]
-#[target_feature(enable = "avx2,bmi1,popcnt")]
-fn code_bytes(planes: [u64; 3]) -> [__m256i; 2] {
-    let [a, b, c] = [halves(planes[0]), halves(planes[1]), halves(planes[2])];
-    [bytes_of([a[0], b[0], c[0]]), bytes_of([a[1], b[1], c[1]])]
 }
 
 /// The lowest `n` bits, of at most 64.
 #[inline(always)]
 fn low_of(n: usize) -> u64 {
     u64::MAX >> (GROUP_ELEMS - n)
+}
+
+/// 8 bytes from byte `at`.
+#[inline(always)]
+fn word_at(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 8].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// 64 bits from bit `at`.
@@ -329,9 +340,16 @@ impl<'a> Record<'a> {
 }
 
 /// Three planes of `n` bits from bit `at` on; bits after the first `n` of each are anything.
+#[inline]
+#[target_feature(enable = "avx2,bmi1,popcnt")]
+fn planes_of(bytes: &[u8], at: usize, n: usize) -> __m256i {
+    let [a, b, c] = [take(bytes, at), take(bytes, at + n), take(bytes, at + 2 * n)];
+    _mm256_setr_epi64x(signed(a), signed(b), signed(c), 0)
+}
+
 #[inline(always)]
-fn planes_of(bytes: &[u8], at: usize, n: usize) -> [u64; 3] {
-    [take(bytes, at), take(bytes, at + n), take(bytes, at + 2 * n)]
+const fn signed(bits: u64) -> i64 {
+    bits.cast_signed()
 }
 
 /// The words of vectors, with their lowest bit moved to the top.
@@ -351,7 +369,7 @@ fn unrotate_32(words: __m256i) -> __m256i {
 /// Writes 32 words of 16 bits, or of 32 bits whose lower half is zero.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-fn write_16<const KIND: u8>(words: &mut [u8], at: usize, low: __m256i, high: __m256i) {
+fn write_16<const KIND: u8>(words: &mut [u8], low: __m256i, high: __m256i) {
     // Elements 0 to 7 and 16 to 23, then the others: lanes of vectors are unpacked each for itself.
     let a = unrotate_16(_mm256_unpacklo_epi8(low, high));
     let b = unrotate_16(_mm256_unpackhi_epi8(low, high));
@@ -363,17 +381,17 @@ fn write_16<const KIND: u8>(words: &mut [u8], at: usize, low: __m256i, high: __m
             _mm256_unpacklo_epi16(zero, b),
             _mm256_unpackhi_epi16(zero, b),
         ];
-        write_quarters(words, at, quarters);
+        write_quarters(words, quarters);
     } else {
-        store(words, at, _mm256_permute2x128_si256::<0x20>(a, b));
-        store(words, at + 32, _mm256_permute2x128_si256::<0x31>(a, b));
+        store(words, 0, _mm256_permute2x128_si256::<0x20>(a, b));
+        store(words, 32, _mm256_permute2x128_si256::<0x31>(a, b));
     }
 }
 
 /// Writes 32 words from their bytes, the exponents last.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-fn write_f32(words: &mut [u8], at: usize, [b0, b1, b2, b3]: [__m256i; 4]) {
+fn write_f32(words: &mut [u8], [b0, b1, b2, b3]: [__m256i; 4]) {
     let (low_a, low_b) = (_mm256_unpacklo_epi8(b0, b1), _mm256_unpackhi_epi8(b0, b1));
     let (high_a, high_b) = (_mm256_unpacklo_epi8(b2, b3), _mm256_unpackhi_epi8(b2, b3));
     let quarters = [
@@ -382,28 +400,29 @@ fn write_f32(words: &mut [u8], at: usize, [b0, b1, b2, b3]: [__m256i; 4]) {
         unrotate_32(_mm256_unpacklo_epi16(low_b, high_b)),
         unrotate_32(_mm256_unpackhi_epi16(low_b, high_b)),
     ];
-    write_quarters(words, at, quarters);
+    write_quarters(words, quarters);
 }
 
 /// Writes 32 words of 32 bits: each vector has four of the first 16 and four of the others.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-fn write_quarters(words: &mut [u8], at: usize, [a, b, c, d]: [__m256i; 4]) {
-    store(words, at, _mm256_permute2x128_si256::<0x20>(a, b));
-    store(words, at + 32, _mm256_permute2x128_si256::<0x20>(c, d));
-    store(words, at + 64, _mm256_permute2x128_si256::<0x31>(a, b));
-    store(words, at + 96, _mm256_permute2x128_si256::<0x31>(c, d));
+fn write_quarters(words: &mut [u8], [a, b, c, d]: [__m256i; 4]) {
+    store(words, 0, _mm256_permute2x128_si256::<0x20>(a, b));
+    store(words, 32, _mm256_permute2x128_si256::<0x20>(c, d));
+    store(words, 64, _mm256_permute2x128_si256::<0x31>(a, b));
+    store(words, 96, _mm256_permute2x128_si256::<0x31>(c, d));
 }
 
-/// Gives word `place` another exponent.
+/// Gives word `place` another exponent, which stands below the sign, in the upper 16 bits of every word.
 #[inline(always)]
 fn patch<const KIND: u8>(words: &mut [u8], place: u16, exponent: u16) {
-    let parts = parts(KIND);
-    let at = usize::from(place) * word_bytes(KIND);
-    let word = &mut words[at..at + word_bytes(KIND)];
-    let rotated = parts.rotated(crate::bits::read_word(word)) & low(parts.low_bits());
-    let value = parts.unrotated((rotated | u64::from(exponent) << parts.low_bits()) & low(parts.word_bits));
-    word.copy_from_slice(&value.to_le_bytes()[..word_bytes(KIND)]);
+    let bits = exponent_bits(KIND);
+    let mask = ((1 << bits) - 1) << (15 - bits);
+    let at = (usize::from(place) + 1) * word_bytes(KIND) - 2;
+    if let Some(upper) = words[at..].first_chunk_mut() {
+        let others = u16::from_le_bytes(*upper) & !mask;
+        *upper = (others | exponent << (15 - bits) & mask).to_le_bytes();
+    }
 }
 
 /// What follows a record's fixed part, in one piece: tiers and exponents.
@@ -454,11 +473,11 @@ impl<'a> Tail<'a> {
         places: &mut [u8],
         mut at: usize,
     ) -> Option<Result<(), usize>> {
-        let bits = parts(KIND).exponent_bits;
+        let bits = exponent_bits(KIND);
         for &place in places_of(escaped, places) {
-            let place = u16::from_le_bytes(place);
-            let exponent = take_checked(self.bytes, at)? & low(bits);
-            patch::<KIND>(words, place, u16::try_from(exponent).ok()?);
+            let there = self.bytes.get(at / 8..)?.first_chunk()?;
+            let exponent = u16::from_le_bytes(*there) >> (at % 8) & ((1 << bits) - 1);
+            patch::<KIND>(words, u16::from_le_bytes(place), exponent);
             at += bits as usize;
         }
         if at > self.valid_bits {
@@ -470,10 +489,4 @@ impl<'a> Tail<'a> {
             _ => Some(Ok(())),
         }
     }
-}
-
-/// As [`take`]; `None` where the bytes end.
-#[inline]
-fn take_checked(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at / 8..at / 8 + 9).map(|bytes| take(bytes, at % 8))
 }

@@ -9,13 +9,13 @@ mod encode;
 
 use core::arch::x86_64::{
     __m256i, _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_loadu_si256, _mm256_movemask_epi8, _mm256_or_si256,
-    _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_shuffle_epi8,
+    _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_shuffle_epi8,
     _mm256_slli_epi16, _mm256_storeu_si256,
 };
 
 use super::Backend;
 use crate::escapes::Escapes;
-use crate::planes::{Dropped, Parts, Planes, Schedule};
+use crate::planes::{Dropped, Planes, Schedule};
 use crate::scalar::ibp::Packed;
 use crate::scalar::planes::{Body, Escape};
 
@@ -69,10 +69,9 @@ const F16: u8 = 1;
 const F32: u8 = 2;
 const F32_SHORT: u8 = 3;
 
-/// The bits of a word.
-const fn parts(kind: u8) -> Parts {
-    let exponent_bits = if kind == F16 { 5 } else { 8 };
-    Parts { word_bits: if word_bytes(kind) == 4 { 32 } else { 16 }, exponent_bits }
+/// Bits of the exponent.
+const fn exponent_bits(kind: u8) -> u32 {
+    if kind == F16 { 5 } else { 8 }
 }
 
 /// Bytes of a word.
@@ -142,29 +141,43 @@ fn store(bytes: &mut [u8], at: usize, vector: __m256i) {
     unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), vector) }
 }
 
-/// A byte of ones for each bit that is set.
+/// A byte of ones for each bit that is set of 64, which every quarter of the vector holds.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-fn spread(bits: u32) -> __m256i {
-    let bytes = _mm256_setr_epi8(
+fn spread(bits: __m256i) -> [__m256i; 2] {
+    let low = _mm256_setr_epi8(
         0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
     );
+    let high = _mm256_setr_epi8(
+        4, 4, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7,
+    );
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), bytes);
-    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit)
+    let low = _mm256_and_si256(_mm256_shuffle_epi8(bits, low), bit);
+    let high = _mm256_and_si256(_mm256_shuffle_epi8(bits, high), bit);
+    [_mm256_cmpeq_epi8(low, bit), _mm256_cmpeq_epi8(high, bit)]
 }
 
-/// Bits 0, 1 and so on of 32 bytes, from one word for each.
+/// Bits 0, 1, 2 and, where `N` is 4, 3 of 64 bytes, from the quarters of the vector.
+///
+/// Planes stay in a vector: those that go through an array end up on the stack, and wait there.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-fn bytes_of<const N: usize>(planes: [u32; N]) -> __m256i {
-    let mut bytes = _mm256_and_si256(spread(planes[0]), _mm256_set1_epi8(1));
-    let mut i = 1;
-    while i < N {
-        bytes = _mm256_or_si256(bytes, _mm256_and_si256(spread(planes[i]), _mm256_set1_epi8(1 << i)));
-        i += 1;
+fn bytes_of<const N: usize>(planes: __m256i) -> [__m256i; 2] {
+    let (one, two) = (_mm256_set1_epi8(1), _mm256_set1_epi8(2));
+    let (four, eight) = (_mm256_set1_epi8(4), _mm256_set1_epi8(8));
+    let [a_low, a_high] = spread(_mm256_permute4x64_epi64::<0x00>(planes));
+    let [b_low, b_high] = spread(_mm256_permute4x64_epi64::<0x55>(planes));
+    let [c_low, c_high] = spread(_mm256_permute4x64_epi64::<0xAA>(planes));
+    let mut low = _mm256_or_si256(_mm256_and_si256(a_low, one), _mm256_and_si256(b_low, two));
+    let mut high = _mm256_or_si256(_mm256_and_si256(a_high, one), _mm256_and_si256(b_high, two));
+    low = _mm256_or_si256(low, _mm256_and_si256(c_low, four));
+    high = _mm256_or_si256(high, _mm256_and_si256(c_high, four));
+    if N == 4 {
+        let [d_low, d_high] = spread(_mm256_permute4x64_epi64::<0xFF>(planes));
+        low = _mm256_or_si256(low, _mm256_and_si256(d_low, eight));
+        high = _mm256_or_si256(high, _mm256_and_si256(d_high, eight));
     }
-    bytes
+    [low, high]
 }
 
 /// Bit 7 - `LEFT` of 64 bytes.
@@ -181,11 +194,4 @@ fn plane_of<const LEFT: i32>(bytes: [__m256i; 2]) -> u64 {
 #[inline(always)]
 const fn join([low, high]: [i32; 2]) -> u64 {
     low.cast_unsigned() as u64 | (high.cast_unsigned() as u64) << 32
-}
-
-/// The halves of a word.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "each is a half")]
-const fn halves(word: u64) -> [u32; 2] {
-    [word as u32, (word >> 32) as u32]
 }
