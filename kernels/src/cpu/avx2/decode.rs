@@ -8,9 +8,7 @@ use core::arch::x86_64::{
     _mm256_unpacklo_epi16, _pdep_u64,
 };
 
-use super::{
-    F16, F32, F32_SHORT, bit_planes, byte_planes, bytes_of, exponent_bits, join, load, store, word_bytes,
-};
+use super::{F16, F32, F32_SHORT, byte_planes, bytes_of, exponent_bits, join, load, store, word_bytes};
 use crate::escapes::Escapes;
 use crate::planes::{GROUP_ELEMS, Planes};
 use crate::scalar::planes::Body;
