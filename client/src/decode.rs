@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ops::Deref;
 
 use tierpack_kernels::block::{Block, HEADER_BYTES, needed_len, stored_len};
-use tierpack_kernels::codec::{Scratch, decode_block, decode_row};
+use tierpack_kernels::codec::{Rows, Scratch, decode_block};
 use tierpack_kernels::metadata::Metadata;
 use tierpack_kernels::{Coder, geometry::Geometry};
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
@@ -60,24 +60,27 @@ where
     decode_block(&block, Some(coder), out).map_err(|_| NoGuard::Corrupt)
 }
 
-/// Decodes one row of a block into `out`, which has the row's length.
+/// The rows of a block.
 #[inline]
-pub(crate) fn decode_one<A>(
-    guard: &Guard<A>,
-    coder: &Coder,
+pub(crate) fn rows<'a, A>(
+    guard: &'a Guard<A>,
+    coder: &'a Coder,
     word: BlockWord,
-    (block_idx, row_in_block): (u64, u64),
-    out: &mut [u8],
-) -> Result<(), NoGuard>
+    block_idx: u64,
+) -> Result<Rows<'a>, NoGuard>
 where
     A: Deref<Target = Attachment>,
 {
+    let header = guard.stored(word, HEADER_BYTES)?;
+    let bytes = guard.stored(word, stored_len(header))?;
+    Rows::new(coder, block_idx, bytes).map_err(|_| NoGuard::Corrupt)
+}
+
+/// Calls `read` with this thread's room to decode in.
+#[inline]
+pub(crate) fn with_scratch<T>(read: impl FnOnce(&mut Scratch) -> T) -> T {
     thread_local! {
         static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
     }
-    let header = guard.stored(word, HEADER_BYTES)?;
-    let bytes = guard.stored(word, stored_len(header))?;
-    SCRATCH.with_borrow_mut(|scratch| {
-        decode_row(coder, block_idx, row_in_block, bytes, out, scratch).map_err(|_| NoGuard::Corrupt)
-    })
+    SCRATCH.with_borrow_mut(read)
 }

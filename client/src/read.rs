@@ -17,8 +17,9 @@
 use std::cell::Cell;
 use std::ops::{Deref, Range};
 
-use tierpack_kernels::codec;
+use tierpack_kernels::codec::{self, Rows, Scratch};
 use tierpack_kernels::geometry::Geometry;
+use tierpack_kernels::prefetch;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
 use tierpack_shm::layout::page::ACCESS_SAMPLE;
 use tierpack_shm::page::Counter;
@@ -26,11 +27,23 @@ use tierpack_shm::publish::load_word;
 use tierpack_shm::sync::AtomicU64;
 use tierpack_shm::types::{BlockWord, CodecId, index};
 
-use crate::decode::{coder, decode_one, decode_whole};
+use crate::decode::{self, coder, decode_whole, with_scratch};
 use crate::error::{Error, Result};
 use crate::handle::{Fault, Handle, Opened};
 use crate::row_id::RowId;
 use crate::tensor::Tensor;
+
+/// Rows of a gather that are found before the first of them is copied.
+const BATCH: usize = 32;
+
+/// Rows that are read one after the other: a batch would not be worth its start.
+const FEW: usize = 8;
+
+/// How many rows before its turn the overflow of a row is asked for: the head that names it has come by then.
+const OVERFLOW_AHEAD: usize = 8;
+
+/// Bytes of a row that are asked for before its turn: what comes after them, the processor foresees.
+const MOST_AHEAD: usize = 1024;
 
 impl Handle {
     /// Gets the whole tensor.
@@ -192,21 +205,99 @@ where
     if opened.codec == CodecId::Raw {
         return copy_raw_rows(guard, geometry, rows, out);
     }
+    with_scratch(|scratch| decode_rows(guard, opened, rows, out, scratch))
+}
+
+/// Where a row is.
+#[derive(Clone, Copy)]
+enum Found<'a> {
+    /// Its bytes.
+    Raw(&'a [u8]),
+    /// The rows of its block, and its number there.
+    Coded(Rows<'a>, u64),
+}
+
+/// Decodes rows of a tensor that is not raw as a whole.
+///
+/// In batches, as [`copy_raw_rows`]: first where each row is, then the rows; the cache lines of rows to come are on
+/// their way while one is decoded.
+fn decode_rows<A, I: RowId>(
+    guard: &Guard<A>,
+    opened: &Opened,
+    rows: &[I],
+    out: &mut [u8],
+    scratch: &mut Scratch,
+) -> core::result::Result<(), Fault>
+where
+    A: Deref<Target = Attachment>,
+{
     let words = guard.words()?;
-    targets.try_for_each(|(row, target)| {
-        let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
-        let word = word(words, block_idx)?;
-        if word.is_raw() {
-            let raw_bytes = geometry.block(block_idx).raw_bytes;
-            let block = block_bytes(guard, word, block_idx, raw_bytes)?;
-            let row = codec::raw_row(block, geometry.row_bytes(), row_in_block);
-            target.copy_from_slice(row.ok_or(NoGuard::Corrupt)?);
-            return Ok(());
+    let mut out = out.chunks_exact_mut(index(opened.geometry.row_bytes()));
+    if rows.len() < FEW {
+        return rows
+            .iter()
+            .zip(out)
+            .try_for_each(|(row, target)| Ok(find_row(guard, opened, words, row)?.read(target, scratch)?));
+    }
+    for rows in rows.chunks(BATCH) {
+        let mut found = [Found::Raw(&[]); BATCH];
+        for (row, found) in rows.iter().zip(&mut found) {
+            *found = find_row(guard, opened, words, row)?;
+            found.prefetch();
         }
-        check_readable(guard, word, block_idx)?;
-        let coder = coder(guard, opened, word)?;
-        Ok(decode_one(guard, coder, word, (block_idx, row_in_block), target)?)
-    })
+        let found = &found[..rows.len()];
+        for (i, (row, target)) in found.iter().zip(&mut out).enumerate() {
+            if let Some(Found::Coded(rows, row)) = found.get(i + OVERFLOW_AHEAD) {
+                rows.prefetch_overflow(*row);
+            }
+            row.read(target, scratch)?;
+        }
+    }
+    Ok(())
+}
+
+impl Found<'_> {
+    /// Asks for the cache lines of the row.
+    #[inline]
+    fn prefetch(&self) {
+        match self {
+            Self::Raw(bytes) => prefetch(&bytes[..bytes.len().min(MOST_AHEAD)]),
+            Self::Coded(rows, row) => rows.prefetch(*row),
+        }
+    }
+
+    #[inline]
+    fn read(&self, target: &mut [u8], scratch: &mut Scratch) -> core::result::Result<(), NoGuard> {
+        match self {
+            Self::Raw(bytes) => target.copy_from_slice(bytes),
+            Self::Coded(rows, row) => rows.decode(*row, target, scratch).map_err(|_| NoGuard::Corrupt)?,
+        }
+        Ok(())
+    }
+}
+
+/// Finds one row of a tensor that is not raw as a whole.
+#[inline]
+fn find_row<'a, A, I: RowId>(
+    guard: &'a Guard<A>,
+    opened: &'a Opened,
+    words: &[AtomicU64],
+    row: &I,
+) -> core::result::Result<Found<'a>, Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    let geometry = &opened.geometry;
+    let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
+    let word = word(words, block_idx)?;
+    if word.is_raw() {
+        let block = block_bytes(guard, word, block_idx, geometry.block(block_idx).raw_bytes)?;
+        let row = codec::raw_row(block, geometry.row_bytes(), row_in_block).ok_or(NoGuard::Corrupt)?;
+        return Ok(Found::Raw(row));
+    }
+    check_readable(guard, word, block_idx)?;
+    let rows = decode::rows(guard, coder(guard, opened, word)?, word, block_idx)?;
+    Ok(Found::Coded(rows, row_in_block))
 }
 
 /// Copies rows of a tensor that is raw as a whole.
@@ -223,7 +314,6 @@ fn copy_raw_rows<A, I: RowId>(
 where
     A: Deref<Target = Attachment>,
 {
-    const BATCH: usize = 32;
     let words = guard.words()?;
     // Neighbors in a batch often share a block: its word is looked at once.
     let (mut last_idx, mut block) = (u64::MAX, &[][..]);
@@ -238,6 +328,7 @@ where
                 last_idx = block_idx;
             }
             *found = codec::raw_row(block, geometry.row_bytes(), row_in_block).ok_or(NoGuard::Corrupt)?;
+            prefetch(&found[..found.len().min(MOST_AHEAD)]);
         }
         for (bytes, target) in found[..rows.len()].iter().zip(&mut out) {
             target.copy_from_slice(bytes);

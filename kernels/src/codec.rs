@@ -12,6 +12,7 @@ use crate::block::{Block, HEADER_BYTES};
 use crate::coder::Coder;
 use crate::error::{Error, Result};
 use crate::geometry::{BlockShape, Geometry};
+use crate::prefetch::prefetch;
 use crate::records::{self, Source};
 use crate::scalar;
 
@@ -103,16 +104,75 @@ pub fn decode_block(block: &Block<'_>, coder: Option<&Coder>, out: &mut [u8]) ->
     }
 }
 
-/// Decodes one row of an encoded block, or its piece of a row, without a look at the block's header.
+/// The rows of one encoded block, read without a look at its header.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    source: Source<'a>,
+    shape: BlockShape,
+}
+
+impl<'a> Rows<'a> {
+    /// The rows of block `block_idx`.
+    ///
+    /// `bytes` are the whole block, as long as [`crate::block::stored_len`] says; the front at least.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchBlock`] where the tensor has no such block; [`Error::BlockTruncated`] where `bytes` end
+    /// within the front.
+    #[inline]
+    pub fn new(coder: &'a Coder, block_idx: u64, bytes: &'a [u8]) -> Result<Self> {
+        let shape = shape_of(coder.geometry(), block_idx)?;
+        Ok(Self { source: Source::of_bytes(coder, &shape, bytes)?, shape })
+    }
+
+    /// Asks for the cache lines of what the front holds of one row.
+    #[inline]
+    pub fn prefetch(&self, row_in_block: u64) {
+        prefetch(self.front_of(row_in_block));
+    }
+
+    /// Asks for the cache lines where a row's overflow starts; waits for the row's own first line.
+    #[inline]
+    pub fn prefetch_overflow(&self, row_in_block: u64) {
+        const EXPECTED_BYTES: usize = 64;
+        if let Some(rest) = self.source.rest_of(self.front_of(row_in_block)) {
+            prefetch(&rest[..rest.len().min(EXPECTED_BYTES)]);
+        }
+    }
+
+    /// At most as many bytes as a processor can have under way.
+    #[inline]
+    fn front_of(&self, row_in_block: u64) -> &'a [u8] {
+        const MOST_BYTES: usize = 1024;
+        let row = row_in_block.min(self.shape.rows - 1);
+        let front = self.source.front_of(row, self.shape.row_bytes);
+        &front[..front.len().min(MOST_BYTES)]
+    }
+
+    /// Decodes one row, or its piece of a row, into `out`, which holds [`BlockShape::row_bytes`] bytes.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRow`] and [`Error::OutputLength`] where the arguments do not belong to the block;
+    /// [`Error::Overflow`] and [`Error::NoEscape`] where the block is damaged, and `out` then holds anything.
+    #[inline]
+    pub fn decode(&self, row_in_block: u64, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+        if row_in_block >= self.shape.rows {
+            return Err(Error::NoSuchRow { row_in_block, rows: self.shape.rows });
+        }
+        let got = out.len() as u64;
+        if got != self.shape.row_bytes {
+            return Err(Error::OutputLength { needed: self.shape.row_bytes, got });
+        }
+        self.source.decode_row(row_in_block, out, scratch)
+    }
+}
+
+/// Decodes one row of an encoded block, or its piece of a row: [`Rows`] for a single one.
 ///
-/// Shapes: `out` holds [`BlockShape::row_bytes`] bytes; `block_idx` and `row_in_block` come from
-/// [`Geometry::locate`].
-/// `bytes` are the whole block, as long as [`crate::block::stored_len`] says; the front at least.
+/// Shapes: `block_idx` and `row_in_block` come from [`Geometry::locate`]; the others are those of [`Rows`].
 ///
 /// # Errors
-/// [`Error::NoSuchBlock`], [`Error::NoSuchRow`] and [`Error::OutputLength`] where the arguments do not belong
-/// to the tensor; [`Error::BlockTruncated`] where `bytes` end within the front; [`Error::Overflow`] and
-/// [`Error::NoEscape`] where the block is damaged, and `out` then holds anything.
+/// Those of [`Rows::new`] and [`Rows::decode`].
 #[inline]
 pub fn decode_row(
     coder: &Coder,
@@ -122,15 +182,7 @@ pub fn decode_row(
     out: &mut [u8],
     scratch: &mut Scratch,
 ) -> Result<()> {
-    let shape = shape_of(coder.geometry(), block_idx)?;
-    if row_in_block >= shape.rows {
-        return Err(Error::NoSuchRow { row_in_block, rows: shape.rows });
-    }
-    let got = out.len() as u64;
-    if got != shape.row_bytes {
-        return Err(Error::OutputLength { needed: shape.row_bytes, got });
-    }
-    Source::of_bytes(coder, &shape, bytes)?.decode_row(row_in_block, out, scratch)
+    Rows::new(coder, block_idx, bytes)?.decode(row_in_block, out, scratch)
 }
 
 #[inline]

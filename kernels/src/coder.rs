@@ -60,7 +60,7 @@ pub struct Coder {
     generation: u32,
     geometry: Geometry,
     form: Form,
-    strides: StrideRules,
+    stride_rules: StrideRules,
     record_stride: u64,
     tail_stride: u64,
     tail_elems: u64,
@@ -111,7 +111,7 @@ impl Coder {
             generation: metadata.generation,
             geometry: *geometry,
             form,
-            strides: metadata.stride_rules(),
+            stride_rules: metadata.stride_rules(),
             record_stride: u64::from(metadata.record_stride),
             tail_stride: u64::from(metadata.tail_stride),
             tail_elems: lengths.tail_elems,
@@ -159,6 +159,12 @@ impl Coder {
         &self.form
     }
 
+    /// Whether records have heads.
+    #[inline]
+    pub(crate) const fn has_heads(&self) -> bool {
+        self.stride_rules.head_bytes() > 0
+    }
+
     /// Where the records of a block of this shape stand; the shape has rows.
     #[inline]
     pub(crate) const fn grid(&self, shape: &BlockShape) -> Grid {
@@ -178,7 +184,7 @@ impl Coder {
         if n_elems == RECORD_ELEMS {
             return self.record_stride;
         }
-        self.strides.share_of(self.record_stride, n_elems)
+        self.stride_rules.share_of(self.record_stride, n_elems)
     }
 
     /// Whether this generation of this tensor may have encoded the block.

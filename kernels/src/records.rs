@@ -197,6 +197,7 @@ fn overflow_offset(offset: usize) -> u32 {
 }
 
 /// Front and overflow of one block, as a reader has them.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a> {
     coder: &'a Coder,
     grid: Grid,
@@ -259,6 +260,32 @@ impl<'a> Source<'a> {
             (at, left) = (at + len as u64, later);
         }
         Ok(())
+    }
+
+    /// What stands in the front for one row: its records, or under access `whole` those that it is a part of.
+    #[inline]
+    pub(crate) fn front_of(&self, row: u64, row_bytes: u64) -> &'a [u8] {
+        let (run, first, last) = match self.coder.geometry().access() {
+            Access::Rows => (row, 0, self.grid.runs.records - 1),
+            Access::Whole => {
+                let (start, record_bytes) = (row * row_bytes, self.grid.record_bytes());
+                (0, start / record_bytes, (start + row_bytes - 1) / record_bytes)
+            }
+        };
+        let (first, last) = (self.grid.place(run, first), self.grid.place(run, last));
+        self.bytes.get(index(first.offset)..index(last.offset + last.stride)).unwrap_or(&[])
+    }
+
+    /// Where the overflow of one row starts, if its first record has any; reads that record's head.
+    #[inline]
+    pub(crate) fn rest_of(&self, front: &[u8]) -> Option<&'a [u8]> {
+        if self.coder.has_heads() {
+            let head = u32::from_le_bytes(*front.first_chunk()?);
+            if head & NO_OVERFLOW != NO_OVERFLOW {
+                return self.overflow(head).ok();
+            }
+        }
+        None
     }
 
     /// Decodes one record into `words`, which has its raw length.
