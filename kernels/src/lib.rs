@@ -45,6 +45,7 @@ pub mod fit;
 pub mod geometry;
 mod ibp;
 pub mod metadata;
+mod prefetch;
 mod scalar;
 mod window;
 
@@ -52,3 +53,4 @@ pub use coder::Coder;
 pub use cpu::Level;
 pub use cut::RECORD_ELEMS;
 pub use error::{Error, Result};
+pub use prefetch::prefetch;
