@@ -99,7 +99,8 @@ class Axes:
 
     def __init__(self, rates, saved):
         self.x = (math.log10(min(rates) / 1.5), math.log10(max(rates) * 1.8))
-        self.y = (min(0, 5 * math.floor(min(saved) / 5)), 5 * math.ceil((max(saved) + 2) / 5))
+        # Headers alone make raw save a little less than nothing: no reason for a longer axis.
+        self.y = (min(0, 5 * math.floor((min(saved) + 1) / 5)), 5 * math.ceil((max(saved) + 2) / 5))
 
     def at(self, rate, saved):
         """Pixels of a figure."""
@@ -136,6 +137,15 @@ def marker(codec, x, y):
     if codec.is_peer:
         return f'<rect class="peer" x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10"/>'
     return f'<circle class="ours" cx="{x:.1f}" cy="{y:.1f}" r="6"/>'
+
+
+def legend():
+    """What the two markers stand for."""
+    ours, peers = WIDTH - 230, WIDTH - 144
+    yield f'<circle class="ours" cx="{ours}" cy="{HEIGHT - 18}" r="6"/>'
+    yield f'<text class="soft" x="{ours + 11}" y="{HEIGHT - 14}">TierPack</text>'
+    yield f'<rect class="peer" x="{peers - 5}" y="{HEIGHT - 23}" width="10" height="10"/>'
+    yield f'<text class="soft" x="{peers + 11}" y="{HEIGHT - 14}">other compressors</text>'
 
 
 def overlap(first, second):
@@ -191,6 +201,7 @@ def svg(codecs, where, title):
         labels.append(f'<text class="{kind}" x="{box[0]:.1f}" y="{box[3] - 2:.1f}">{escape(codec.name)}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts += labels
+    parts += legend()
     parts.append(f'<text class="text" x="{middle}" y="{HEIGHT - 14}" text-anchor="middle">decode, GiB/s on one core</text>')
     side = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<text class="text" x="16" y="{side}" text-anchor="middle" transform="rotate(-90 16 {side})">saved %</text>')

@@ -1,7 +1,7 @@
 """Measures zipnn and blosc2 for peers.rs, which starts this with a JSON file and reads JSON from standard output.
 
 Both run on one thread, on pieces of the size that the job names, and every piece is compared after a round trip.
-As in tierpack_cli::measure: one call to warm up, then the best of several.
+As in tierpack_cli::measure: one pass to warm up, then the sum of each piece's best time in several.
 """
 
 import contextlib
@@ -69,19 +69,22 @@ def pieces_of(data, piece_bytes, least_bytes):
                 return pieces, length
 
 
-def gib_per_s(job, length, prepare, work):
-    """The best of several calls of work on what prepare gives, which is not timed."""
-    work(prepare())
-    best, calls, start = float("inf"), 0, time.perf_counter()
+def gib_per_s(job, length, prepare, call):
+    """Throughput of call on the items that prepare makes; making them is not timed, and results are dropped."""
+    for arguments in prepare():
+        call(*arguments)
+    bests, passes, start = None, 0, time.perf_counter()
     while True:
-        prepared = prepare()
-        one = time.perf_counter()
-        work(prepared)
-        best = min(best, time.perf_counter() - one)
-        calls += 1
+        times = []
+        for arguments in prepare():
+            one = time.perf_counter()
+            call(*arguments)
+            times.append(time.perf_counter() - one)
+        bests = times if bests is None else [min(pair) for pair in zip(bests, times)]
+        passes += 1
         spent = time.perf_counter() - start
-        if spent >= job["long_call_s"] or (calls >= job["least_calls"] and spent >= job["per_figure_s"]):
-            return length / 2**30 / max(best, 1e-12)
+        if spent >= job["longest_s"] or (passes >= job["least_passes"] and spent >= job["per_figure_s"]):
+            return length / 2**30 / max(sum(bests), 1e-12)
 
 
 def measure(job, peer, data):
@@ -101,15 +104,9 @@ def measure(job, peer, data):
             "codec": peer.name,
             "where": where,
             "stored_bytes": stored,
-            "encode_gib_per_s": gib_per_s(job, length, copies, lambda items: each(peer.encode, items)),
-            "decode_gib_per_s": gib_per_s(job, length, lambda: encoded, lambda items: each(peer.decode, items)),
+            "encode_gib_per_s": gib_per_s(job, length, copies, peer.encode),
+            "decode_gib_per_s": gib_per_s(job, length, lambda: encoded, peer.decode),
         }
-
-
-def each(call, items):
-    """Calls it with the arguments of every item, and keeps nothing."""
-    for arguments in items:
-        call(*arguments)
 
 
 def run(job):

@@ -1,7 +1,7 @@
 //! `cargo bench -p tierpack-tests [-- FILE... --json OUT]`: TierPack's codecs beside other compressors, in one run.
 //!
 //! TierPack's rows are those of `tierpack bench codecs`, which this starts as a process of its own.
-//! The peers get the same tensors in pieces of 256 KiB, the size of a TierPack block, and are timed by the same code:
+//! The peers get the same tensors in pieces of 256 KiB, the size of a TierPack block, or of 1 MiB, and are timed alike:
 //! pco (level 8; 16-bit floats as integers), zstd (level 1) and lz4 here, zipnn and blosc2 in `peers.py`.
 //! Their stored bytes are what they wrote; TierPack's also count headers, metadata and rounding to 64 bytes.
 //!
@@ -22,7 +22,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
-use tierpack_cli::measure::{DRAM_BYTES, memcpy_throughput};
+use tierpack_cli::measure::{DRAM_BYTES, STEP_BYTES, memcpy_throughput};
 use tierpack_tests::files;
 
 use rows::{Document, Row};
@@ -30,11 +30,13 @@ use rows::{Document, Row};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CHECKPOINT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/minilm_layer0_bf16.safetensors");
 
-/// What a peer compresses at a time.
-const PIECE_BYTES: usize = 256 << 10;
+/// What a peer compresses at a time: a TierPack block.
+const PIECE_BYTES: usize = STEP_BYTES;
+/// The same for peers in Python: zipnn decodes such pieces a quarter faster, and larger ones not faster still.
+const PYTHON_PIECE_BYTES: usize = 1 << 20;
 /// As `tierpack bench codecs` leaves tensors out.
 const LEAST_BYTES: usize = 64 << 10;
-/// Where a figure is measured, and how many bytes one call works on at least.
+/// Where a figure is measured, and how many bytes one pass works on at least.
 const PLACES: [(&str, usize); 2] = [("cache", 1), ("dram", DRAM_BYTES)];
 
 /// Measures TierPack's codecs and their peers on the tensors of files.
@@ -73,7 +75,8 @@ fn main() -> Result<()> {
     let mut memcpy = Vec::new();
     for tensor in &tensors {
         peers.extend(native::measure(tensor)?);
-        memcpy.push(PLACES.map(|(_, least_bytes)| memcpy_gib_per_s(tensor, least_bytes, 1)));
+        let copy = |(_, least_bytes)| memcpy_gib_per_s(&tensor.pieces(PYTHON_PIECE_BYTES, least_bytes), 1);
+        memcpy.push(PLACES.map(copy));
     }
     peers.extend(python::measure(&tensors, &memcpy)?);
     let mut results = Vec::new();
@@ -129,9 +132,9 @@ fn load(paths: &[PathBuf], ours: &[Row]) -> Vec<Tensor> {
 
 impl Tensor {
     /// Its pieces, again and again until they make `least_bytes`; once at least.
-    fn pieces(&self, least_bytes: usize) -> Vec<&[u8]> {
+    fn pieces(&self, piece_bytes: usize, least_bytes: usize) -> Vec<&[u8]> {
         let (mut pieces, mut bytes) = (Vec::new(), 0);
-        for piece in self.bytes.chunks(PIECE_BYTES).cycle() {
+        for piece in self.bytes.chunks(piece_bytes).cycle() {
             pieces.push(piece);
             bytes += piece.len();
             if bytes >= least_bytes {
@@ -163,14 +166,14 @@ impl Tensor {
 }
 
 /// Memcpy of what a peer works on.
-fn memcpy_gib_per_s(tensor: &Tensor, least_bytes: usize, threads: usize) -> f64 {
+fn memcpy_gib_per_s(pieces: &[&[u8]], threads: usize) -> f64 {
     let mut works: Vec<_> = (0..threads)
         .map(|_| {
-            let source = tensor.pieces(least_bytes).concat();
+            let source = pieces.concat();
             let target = vec![0; source.len()];
             (source, target)
         })
         .collect();
     let pairs = works.iter_mut().map(|(source, target)| (&source[..], &mut target[..]));
-    memcpy_throughput(pairs.collect(), PIECE_BYTES)
+    memcpy_throughput(pairs.collect())
 }

@@ -17,7 +17,7 @@ fn rows(text: &str, field: &str, figures: &[&str]) -> Vec<Value> {
     let document: Value = serde_json::from_str(text).expect("the output is JSON");
     let rows = document[field].as_array().expect("an array").clone();
     for row in &rows {
-        let is_positive = |figure: &&str| row[**figure].as_f64().is_some_and(|value| value > 0.0);
+        let is_positive = |figure: &&str| row[*figure].as_f64().is_some_and(|value| value > 0.0);
         assert!(figures.iter().all(|figure| is_positive(figure)), "{row}");
     }
     rows
@@ -40,11 +40,12 @@ fn bench_gather_measures_every_codec_with_one_and_two_threads() {
         let rows = rows(&text, "results", &["rows_per_s", "gib_per_s", "memcpy_gather_gib_per_s"]);
         assert_eq!(codecs_of(&rows), names().flat_map(|name| [name; 2]).collect::<Vec<_>>());
         for (row, threads) in rows.iter().zip([1, 2].into_iter().cycle()) {
-            let sizes = [&row["rows"], &row["width"], &row["batch"], &row["threads"]];
-            assert_eq!(sizes, [&600.into(), &96.into(), &16.into(), &threads.into()], "{row}");
+            let sizes = ["rows", "width", "batch", "threads"].map(|size| row[size].as_u64());
+            assert_eq!(sizes, [600, 96, 16, threads].map(Some), "{row}");
             assert_eq!(row["dtype"].as_str().map(str::to_lowercase).as_deref(), Some(dtype));
             let saved = row["saved_percent"].as_f64().expect("a number");
-            assert!(saved < 60.0 && (row["codec"] != "ibp" || saved > 5.0), "{row}");
+            let least = if row["codec"] == "ibp" && dtype == "bf16" { 5.0 } else { -10.0 };
+            assert!((least..60.0).contains(&saved), "{row}");
         }
     }
     assert_eq!(daemon.ls(&[]), Vec::<Value>::new(), "the benchmark has a daemon of its own");

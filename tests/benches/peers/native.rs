@@ -9,7 +9,7 @@ use pco::standalone::{simple_compress_into, simple_decompress_into};
 use tierpack_cli::measure::throughput;
 
 use super::rows::Row;
-use super::{PLACES, Tensor, memcpy_gib_per_s};
+use super::{PIECE_BYTES, PLACES, Tensor, memcpy_gib_per_s};
 
 /// A compressor, with what it keeps between calls.
 trait Peer: Sized + Send {
@@ -45,7 +45,7 @@ fn rows_of<P: Peer>(codec: &str, tensor: &Tensor) -> Result<Vec<Row>> {
     writeln!(std::io::stderr(), "{codec}: {} ...", tensor.name)?;
     let mut stored_bytes = 0;
     let (mut peer, mut encoded) = (P::new()?, Vec::new());
-    for piece in tensor.pieces(tensor.bytes.len()) {
+    for piece in tensor.pieces(PIECE_BYTES, tensor.bytes.len()) {
         let elements = P::elements(piece);
         peer.encode(&elements, &mut encoded)?;
         stored_bytes += encoded.len() as u64;
@@ -58,25 +58,31 @@ fn rows_of<P: Peer>(codec: &str, tensor: &Tensor) -> Result<Vec<Row>> {
         for threads in [1, 2] {
             let works = (0..threads).map(|_| Work::<P>::new(tensor, least_bytes));
             let mut works = works.collect::<Result<Vec<_>>>()?;
-            let bytes = works[0].bytes;
+            let (bytes, n_steps) = (works[0].bytes, works[0].pieces.len());
             let mut row = tensor.row(codec, place, threads, stored_bytes);
-            row.memcpy_gib_per_s = memcpy_gib_per_s(tensor, least_bytes, threads);
-            let decodes = works.iter_mut().map(|work| move || work.decode());
-            row.decode_gib_per_s = throughput(bytes, decodes.collect());
-            let encodes = works.iter_mut().map(|work| move || work.encode());
-            row.encode_gib_per_s = throughput(bytes, encodes.collect());
+            row.memcpy_gib_per_s = memcpy_gib_per_s(&tensor.pieces(PIECE_BYTES, least_bytes), threads);
+            let decodes = works.iter_mut().map(|work| move |step| work.decode(step));
+            row.decode_gib_per_s = throughput(bytes, n_steps, decodes.collect());
+            let encodes = works.iter_mut().map(|work| move |step| work.encode(step));
+            row.encode_gib_per_s = throughput(bytes, n_steps, encodes.collect());
             rows.push(row);
         }
     }
     Ok(rows)
 }
 
+/// A piece: raw, encoded, and where it is decoded to.
+struct Piece<T> {
+    raw: Vec<T>,
+    encoded: Vec<u8>,
+    out: Vec<T>,
+}
+
 /// What one thread works on.
 struct Work<P: Peer> {
     peer: P,
     bytes: u64,
-    /// Raw and encoded, and where it is decoded to.
-    pieces: Vec<(Vec<P::Element>, Vec<u8>, Vec<P::Element>)>,
+    pieces: Vec<Piece<P::Element>>,
     encoded: Vec<u8>,
 }
 
@@ -84,8 +90,8 @@ impl<P: Peer> Work<P> {
     fn new(tensor: &Tensor, least_bytes: usize) -> Result<Self> {
         let (mut peer, mut bytes, mut pieces) = (P::new()?, 0, Vec::new());
         let mut encoded: Vec<Vec<u8>> = Vec::new();
-        let per_tensor = tensor.pieces(tensor.bytes.len()).len();
-        for (n, piece) in tensor.pieces(least_bytes).into_iter().enumerate() {
+        let per_tensor = tensor.pieces(PIECE_BYTES, tensor.bytes.len()).len();
+        for (n, piece) in tensor.pieces(PIECE_BYTES, least_bytes).into_iter().enumerate() {
             let elements = P::elements(piece);
             if n < per_tensor {
                 let mut first = Vec::new();
@@ -94,24 +100,21 @@ impl<P: Peer> Work<P> {
             }
             bytes += piece.len() as u64;
             let out = vec![P::Element::default(); elements.len()];
-            pieces.push((elements, encoded[n % per_tensor].clone(), out));
+            pieces.push(Piece { raw: elements, encoded: encoded[n % per_tensor].clone(), out });
         }
         Ok(Self { peer, bytes, pieces, encoded: Vec::new() })
     }
 
-    fn decode(&mut self) {
-        for (_, encoded, out) in &mut self.pieces {
-            self.peer.decode(std::hint::black_box(encoded), out).expect("decoded before");
-            std::hint::black_box(out);
-        }
+    fn decode(&mut self, step: usize) {
+        let Piece { encoded, out, .. } = &mut self.pieces[step];
+        self.peer.decode(std::hint::black_box(encoded), out).expect("decoded before");
+        std::hint::black_box(out);
     }
 
-    fn encode(&mut self) {
-        for (elements, ..) in &self.pieces {
-            let elements = std::hint::black_box(elements);
-            self.peer.encode(elements, &mut self.encoded).expect("encoded before");
-            std::hint::black_box(&mut self.encoded);
-        }
+    fn encode(&mut self, step: usize) {
+        let elements = std::hint::black_box(&self.pieces[step].raw);
+        self.peer.encode(elements, &mut self.encoded).expect("encoded before");
+        std::hint::black_box(&mut self.encoded);
     }
 }
 

@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
-use tierpack_cli::measure::{LEAST_CALLS, LONG_CALL, PER_FIGURE};
+use tierpack_cli::measure::{LEAST_PASSES, LONGEST, PER_FIGURE};
 
 use super::rows::Row;
-use super::{PIECE_BYTES, PLACES, Tensor};
+use super::{PLACES, PYTHON_PIECE_BYTES, Tensor};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers.py");
 const PACKAGES: &str = "zipnn, blosc2 and numpy";
@@ -20,8 +20,8 @@ struct Job<'a> {
     piece_bytes: usize,
     places: [(&'a str, usize); 2],
     per_figure_s: f64,
-    least_calls: usize,
-    long_call_s: f64,
+    least_passes: usize,
+    longest_s: f64,
     tensors: Vec<Item<'a>>,
 }
 
@@ -88,11 +88,11 @@ fn ask(python: &OsString, tensors: &[Tensor]) -> Result<Answer> {
         items.push(Item { path, dtype: &tensor.dtype });
     }
     let job = Job {
-        piece_bytes: PIECE_BYTES,
+        piece_bytes: PYTHON_PIECE_BYTES,
         places: PLACES,
         per_figure_s: PER_FIGURE.as_secs_f64(),
-        least_calls: LEAST_CALLS,
-        long_call_s: LONG_CALL.as_secs_f64(),
+        least_passes: LEAST_PASSES,
+        longest_s: LONGEST.as_secs_f64(),
         tensors: items,
     };
     let path = folder.path().join("job.json");

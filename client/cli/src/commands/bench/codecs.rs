@@ -18,7 +18,7 @@ use super::super::put::AccessArg;
 use super::Codecs;
 use super::tensor::{Coded, Loaded, load};
 use crate::escape;
-use crate::measure::{DRAM_BYTES, memcpy_throughput, throughput};
+use crate::measure::{DRAM_BYTES, STEP_BYTES, memcpy_throughput, throughput};
 use crate::output::Output;
 use crate::table;
 use crate::table::{Align, Table};
@@ -149,6 +149,8 @@ struct Work<'a> {
     coded: &'a Coded,
     /// Block number, where it lies in `raw` and `out`, encoded bytes.
     blocks: Vec<(u64, Range<usize>, Vec<u8>)>,
+    /// Blocks that are timed together.
+    steps: Vec<Range<usize>>,
     raw: Vec<u8>,
     out: Vec<u8>,
     encoded: Vec<u8>,
@@ -157,21 +159,27 @@ struct Work<'a> {
 impl<'a> Work<'a> {
     fn new(tensor: &'a Loaded, coded: &'a Coded, place: Place) -> Self {
         let wanted = if place == Place::Cache { 1 } else { DRAM_BYTES };
-        let (mut blocks, mut raw) = (Vec::new(), Vec::new());
+        let (mut blocks, mut steps, mut raw) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut first, mut first_byte) = (0, 0);
         for block_idx in (0..tensor.geometry.n_blocks()).cycle() {
             let start = raw.len();
             raw.extend_from_slice(tensor.block(block_idx));
             blocks.push((block_idx, start..raw.len(), coded.blocks[index(block_idx)].clone()));
-            if raw.len() >= wanted {
+            let is_last = raw.len() >= wanted;
+            if is_last || raw.len() - first_byte >= STEP_BYTES {
+                steps.push(first..blocks.len());
+                (first, first_byte) = (blocks.len(), raw.len());
+            }
+            if is_last {
                 break;
             }
         }
         let out = vec![0; raw.len()];
-        Self { tensor, coded, blocks, raw, out, encoded: Vec::new() }
+        Self { tensor, coded, blocks, steps, raw, out, encoded: Vec::new() }
     }
 
-    fn decode(&mut self) {
-        for (_, range, encoded) in &self.blocks {
+    fn decode(&mut self, step: usize) {
+        for (_, range, encoded) in &self.blocks[self.steps[step].clone()] {
             let block = Block::parse(std::hint::black_box(encoded)).expect("encoded above");
             let target = &mut self.out[range.clone()];
             decode_block(&block, self.coded.coder(), target).expect("encoded above");
@@ -179,9 +187,9 @@ impl<'a> Work<'a> {
         std::hint::black_box(&mut self.out);
     }
 
-    fn encode(&mut self) {
+    fn encode(&mut self, step: usize) {
         let encoding = self.coded.encoding();
-        for (block_idx, range, _) in &self.blocks {
+        for (block_idx, range, _) in &self.blocks[self.steps[step].clone()] {
             let raw = std::hint::black_box(&self.raw[range.clone()]);
             encode_block(encoding, &self.tensor.geometry, *block_idx, raw, &mut self.encoded)
                 .expect("encoded above");
@@ -192,13 +200,13 @@ impl<'a> Work<'a> {
 
 fn measure(tensor: &Loaded, coded: &Coded, place: Place, threads: usize) -> Row {
     let mut works: Vec<_> = (0..threads).map(|_| Work::new(tensor, coded, place)).collect();
-    let (bytes, block_bytes) = (works[0].raw.len() as u64, tensor.block(0).len());
+    let (bytes, n_steps) = (works[0].raw.len() as u64, works[0].steps.len());
     let pairs = works.iter_mut().map(|work| (&work.raw[..], &mut work.out[..]));
-    let memcpy_gib_per_s = memcpy_throughput(pairs.collect(), block_bytes);
-    let decodes = works.iter_mut().map(|work| move || work.decode());
-    let decode_gib_per_s = throughput(bytes, decodes.collect());
-    let encodes = works.iter_mut().map(|work| move || work.encode());
-    let encode_gib_per_s = throughput(bytes, encodes.collect());
+    let memcpy_gib_per_s = memcpy_throughput(pairs.collect());
+    let decodes = works.iter_mut().map(|work| move |step| work.decode(step));
+    let decode_gib_per_s = throughput(bytes, n_steps, decodes.collect());
+    let encodes = works.iter_mut().map(|work| move |step| work.encode(step));
+    let encode_gib_per_s = throughput(bytes, n_steps, encodes.collect());
     let raw_bytes = tensor.geometry.raw_bytes();
     Row {
         file: tensor.file.clone(),
