@@ -80,7 +80,7 @@ def markdown(codecs):
     columns += ["decode GiB/s, from DRAM", "of memcpy"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for codec in codecs:
-        cells = [codec.name if codec.is_peer else f"`{codec.name}`", f"{codec.saved:.1f}"]
+        cells = [codec.name if codec.is_peer else f"`{codec.name}`", f"{0 if abs(codec.saved) < 0.05 else codec.saved:.1f}"]
         cells += ["" if codec.bound is None else f"{codec.bound:.1f}", figure(codec.rate("encode_gib_per_s", "cache"))]
         for where in ("cache", "dram"):
             decode, copy = codec.rate("decode_gib_per_s", where), codec.rate("memcpy_gib_per_s", where)

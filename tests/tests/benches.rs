@@ -18,7 +18,7 @@ fn rows(text: &str, field: &str, figures: &[&str]) -> Vec<Value> {
     let rows = document[field].as_array().expect("an array").clone();
     for row in &rows {
         let is_positive = |figure: &&str| row[*figure].as_f64().is_some_and(|value| value > 0.0);
-        assert!(figures.iter().all(|figure| is_positive(figure)), "{row}");
+        assert!(figures.iter().all(is_positive), "{row}");
     }
     rows
 }
