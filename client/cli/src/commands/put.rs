@@ -42,12 +42,23 @@ pub(crate) struct Args {
     name: Option<String>,
 }
 
+/// What the blocks are cut for, as an option spells it.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum AccessArg {
+pub(super) enum AccessArg {
     /// Rows are gathered
     Rows,
     /// The tensor is read whole
     Whole,
+}
+
+impl AccessArg {
+    /// The value that it stands for.
+    pub(super) const fn access(self) -> Access {
+        match self {
+            Self::Rows => Access::Rows,
+            Self::Whole => Access::Whole,
+        }
+    }
 }
 
 /// What a file holds, ready to be stored.
@@ -155,10 +166,7 @@ fn existing(client: &Client, import: &Import, args: &Args) -> Result<BTreeSet<St
 
 /// Stores one tensor after another and notes each in `stored`.
 fn store(args: &Args, import: &Import, client: &Client, stored: &mut Vec<Entry>) -> Result<()> {
-    let access = match args.access {
-        AccessArg::Rows => Access::Rows,
-        AccessArg::Whole => Access::Whole,
-    };
+    let access = args.access.access();
     let options = PutOptions::new()
         .codec(args.codec)
         .overwrite(args.overwrite)

@@ -3,22 +3,22 @@
 //! In cache: one block, again and again. From DRAM: copies of the tensor's blocks, more than any cache holds.
 //! Throughput counts raw bytes; with two threads each works on memory of its own.
 
-use std::io::{Read as _, Write as _};
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
-use tierpack_client::{Access, CodecId, Dtype};
-use tierpack_kernels::Coder;
+use tierpack_client::CodecId;
 use tierpack_kernels::block::Block;
-use tierpack_kernels::codec::{Encoding, decode_block, encode_block};
-use tierpack_kernels::fit::{fit, sample_blocks};
-use tierpack_kernels::geometry::Geometry;
-use tierpack_shm::types::{UNIT_BYTES, index};
+use tierpack_kernels::codec::{decode_block, encode_block};
+use tierpack_shm::types::index;
 
-use super::measure::{DRAM_BYTES, copy, throughput};
+use super::super::put::AccessArg;
+use super::Codecs;
+use super::tensor::{Coded, Loaded, load};
 use crate::escape;
-use crate::files::{SourceFile, npy, safetensors};
+use crate::measure::{DRAM_BYTES, STEP_BYTES, memcpy_throughput, throughput};
 use crate::output::Output;
 use crate::table;
 use crate::table::{Align, Table};
@@ -32,10 +32,15 @@ pub(crate) struct Args {
     /// .safetensors or .npy files
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
+    #[command(flatten)]
+    codecs: Codecs,
+    /// What the tensors are cut for
+    #[arg(long, value_enum, default_value = "rows")]
+    access: AccessArg,
     /// Measure tensors below 64 KiB as well
     #[arg(long)]
     small: bool,
-    /// Print {"results": [...]}
+    /// Print {"results": [...], "files": [...]}
     #[arg(long)]
     json: bool,
 }
@@ -58,25 +63,20 @@ struct Row {
     memcpy_gib_per_s: f64,
 }
 
+/// What one codec makes of all tensors of a file, small ones included.
 #[derive(Debug, Serialize)]
+struct Total {
+    file: String,
+    codec: &'static str,
+    raw_bytes: u64,
+    stored_bytes: u64,
+    saved_percent: f64,
+}
+
+#[derive(Debug, Default, Serialize)]
 struct Document {
     results: Vec<Row>,
-}
-
-/// A tensor in memory.
-struct Loaded {
-    file: String,
-    name: String,
-    geometry: Geometry,
-    raw: Vec<u8>,
-}
-
-/// A tensor encoded by one codec.
-struct Coded {
-    codec: CodecId,
-    coder: Option<Coder>,
-    blocks: Vec<Vec<u8>>,
-    stored_bytes: u64,
+    files: Vec<Total>,
 }
 
 /// Measures every codec on every tensor.
@@ -84,71 +84,48 @@ struct Coded {
 /// # Errors
 /// A file cannot be read, or standard output cannot be written.
 pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
-    let mut results = Vec::new();
+    let mut document = Document::default();
     for path in &args.files {
-        for tensor in load(path)? {
-            if tensor.raw.is_empty() || tensor.geometry.raw_bytes() < LEAST_BYTES && !args.small {
-                continue;
-            }
-            for &codec in CodecId::ALL {
-                let coded = encode(&tensor, codec)
-                    .with_context(|| format!("encode {} by {codec}", escape::quoted(&tensor.name)))?;
-                for place in [Place::Cache, Place::Dram] {
-                    for threads in [1, 2] {
-                        results.push(measure(&tensor, &coded, place, threads));
-                    }
-                }
-            }
-        }
+        measure_file(args, path, &mut document)?;
     }
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &Document { results })?;
+        serde_json::to_writer_pretty(&mut *out, &document)?;
         writeln!(out)?;
         return Ok(());
     }
-    write_table(&results, out)
+    write_rows(&document.results, out)?;
+    writeln!(out)?;
+    write_totals(&document.files, out)
 }
 
-fn load(path: &std::path::Path) -> Result<Vec<Loaded>> {
-    let source = SourceFile::open(path)?;
-    let is_npy = path.extension().is_some_and(|extension| extension == "npy");
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let tensors =
-        if is_npy { vec![npy::read(&source, stem.clone())?] } else { safetensors::read(&source)?.tensors };
-    let mut loaded = Vec::new();
-    for tensor in tensors {
-        let geometry = Geometry::new(tensor.dtype, &tensor.shape, Access::Rows, None)
-            .with_context(|| format!("tensor {}", escape::quoted(&tensor.name)))?;
-        let mut raw = Vec::new();
-        source.range(tensor.range.clone()).read_to_end(&mut raw)?;
-        loaded.push(Loaded { file: stem.clone(), name: tensor.name, geometry, raw });
+fn measure_file(args: &Args, path: &Path, document: &mut Document) -> Result<()> {
+    let codecs: Vec<_> = CodecId::ALL.iter().copied().filter(|codec| args.codecs.contains(*codec)).collect();
+    let (mut raw_bytes, mut stored_bytes) = (0, vec![0; codecs.len()]);
+    for tensor in load(path, args.access.access())? {
+        raw_bytes += tensor.geometry.raw_bytes();
+        for (codec, stored_bytes) in codecs.iter().zip(&mut stored_bytes) {
+            let coded = tensor
+                .encode(*codec)
+                .with_context(|| format!("encode {} by {codec}", escape::quoted(&tensor.name)))?;
+            *stored_bytes += coded.stored_bytes;
+            if tensor.raw.is_empty() || tensor.geometry.raw_bytes() < LEAST_BYTES && !args.small {
+                continue;
+            }
+            for place in [Place::Cache, Place::Dram] {
+                document.results.extend([1, 2].map(|threads| measure(&tensor, &coded, place, threads)));
+            }
+        }
     }
-    Ok(loaded)
-}
-
-impl Loaded {
-    fn block(&self, block_idx: u64) -> &[u8] {
-        let shape = self.geometry.block(block_idx);
-        &self.raw[index(shape.byte_offset)..][..index(shape.raw_bytes)]
+    for (codec, stored_bytes) in codecs.iter().zip(stored_bytes) {
+        document.files.push(Total {
+            file: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            codec: codec.name(),
+            raw_bytes,
+            stored_bytes,
+            saved_percent: table::saved_percent(raw_bytes, stored_bytes),
+        });
     }
-}
-
-fn encode(tensor: &Loaded, codec: CodecId) -> Result<Coded> {
-    let geometry = &tensor.geometry;
-    let sample: Vec<_> = sample_blocks(geometry).into_iter().map(|idx| (idx, tensor.block(idx))).collect();
-    let metadata = fit(codec, geometry, &sample)?.metadata;
-    let coder = metadata.as_ref().map(|metadata| Coder::new(metadata, geometry)).transpose()?;
-    let encoding = coder.as_ref().map_or(Encoding::Raw, Encoding::Coded);
-    let rounded = |len: u64| len.next_multiple_of(UNIT_BYTES);
-    let mut stored_bytes = metadata.map_or(0, |metadata| rounded(metadata.len_bytes()));
-    let mut blocks = Vec::new();
-    for block_idx in 0..geometry.n_blocks() {
-        let mut block = Vec::new();
-        encode_block(encoding, geometry, block_idx, tensor.block(block_idx), &mut block)?;
-        stored_bytes += rounded(block.len() as u64);
-        blocks.push(block);
-    }
-    Ok(Coded { codec, coder, blocks, stored_bytes })
+    Ok(())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,20 +143,15 @@ impl Place {
     }
 }
 
-/// What is timed.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Memcpy,
-    Decode,
-    Encode,
-}
-
 /// What one thread works on: blocks of its own, and where they are decoded to.
 struct Work<'a> {
+    tensor: &'a Loaded,
     coded: &'a Coded,
-    geometry: &'a Geometry,
-    /// Block number, raw bytes, encoded bytes.
-    blocks: Vec<(u64, Vec<u8>, Vec<u8>)>,
+    /// Block number, where it lies in `raw` and `out`, encoded bytes.
+    blocks: Vec<(u64, Range<usize>, Vec<u8>)>,
+    /// Blocks that are timed together.
+    steps: Vec<Range<usize>>,
+    raw: Vec<u8>,
     out: Vec<u8>,
     encoded: Vec<u8>,
 }
@@ -187,68 +159,55 @@ struct Work<'a> {
 impl<'a> Work<'a> {
     fn new(tensor: &'a Loaded, coded: &'a Coded, place: Place) -> Self {
         let wanted = if place == Place::Cache { 1 } else { DRAM_BYTES };
-        let (mut blocks, mut bytes) = (Vec::new(), 0);
+        let (mut blocks, mut steps, mut raw) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut first, mut first_byte) = (0, 0);
         for block_idx in (0..tensor.geometry.n_blocks()).cycle() {
-            let raw = tensor.block(block_idx).to_vec();
-            bytes += raw.len();
-            blocks.push((block_idx, raw, coded.blocks[index(block_idx)].clone()));
-            if bytes >= wanted {
+            let start = raw.len();
+            raw.extend_from_slice(tensor.block(block_idx));
+            blocks.push((block_idx, start..raw.len(), coded.blocks[index(block_idx)].clone()));
+            let is_last = raw.len() >= wanted;
+            if is_last || raw.len() - first_byte >= STEP_BYTES {
+                steps.push(first..blocks.len());
+                (first, first_byte) = (blocks.len(), raw.len());
+            }
+            if is_last {
                 break;
             }
         }
-        Self { coded, geometry: &tensor.geometry, blocks, out: vec![0; bytes], encoded: Vec::new() }
+        let out = vec![0; raw.len()];
+        Self { tensor, coded, blocks, steps, raw, out, encoded: Vec::new() }
     }
 
-    fn raw_bytes(&self) -> u64 {
-        self.out.len() as u64
-    }
-
-    fn run(&mut self, step: Step) {
-        match step {
-            Step::Memcpy => self.memcpy(),
-            Step::Decode => self.decode(),
-            Step::Encode => self.encode(),
-        }
-    }
-
-    fn decode(&mut self) {
-        let mut rest = &mut self.out[..];
-        for (_, raw, encoded) in &self.blocks {
-            let (target, left) = rest.split_at_mut(raw.len());
+    fn decode(&mut self, step: usize) {
+        for (_, range, encoded) in &self.blocks[self.steps[step].clone()] {
             let block = Block::parse(std::hint::black_box(encoded)).expect("encoded above");
-            decode_block(&block, self.coded.coder.as_ref(), target).expect("encoded above");
-            rest = left;
+            let target = &mut self.out[range.clone()];
+            decode_block(&block, self.coded.coder(), target).expect("encoded above");
         }
         std::hint::black_box(&mut self.out);
     }
 
-    fn encode(&mut self) {
-        let encoding = self.coded.coder.as_ref().map_or(Encoding::Raw, Encoding::Coded);
-        for (block_idx, raw, _) in &self.blocks {
-            let raw = std::hint::black_box(raw);
-            encode_block(encoding, self.geometry, *block_idx, raw, &mut self.encoded).expect("encoded above");
+    fn encode(&mut self, step: usize) {
+        let encoding = self.coded.encoding();
+        for (block_idx, range, _) in &self.blocks[self.steps[step].clone()] {
+            let raw = std::hint::black_box(&self.raw[range.clone()]);
+            encode_block(encoding, &self.tensor.geometry, *block_idx, raw, &mut self.encoded)
+                .expect("encoded above");
         }
         std::hint::black_box(&mut self.encoded);
-    }
-
-    fn memcpy(&mut self) {
-        let mut rest = &mut self.out[..];
-        for (_, raw, _) in &self.blocks {
-            let (target, left) = rest.split_at_mut(raw.len());
-            copy(raw, target);
-            rest = left;
-        }
     }
 }
 
 fn measure(tensor: &Loaded, coded: &Coded, place: Place, threads: usize) -> Row {
     let mut works: Vec<_> = (0..threads).map(|_| Work::new(tensor, coded, place)).collect();
-    let bytes = works[0].raw_bytes();
-    let mut rate =
-        |step: Step| throughput(bytes, works.iter_mut().map(|work| move || work.run(step)).collect());
-    let memcpy_gib_per_s = rate(Step::Memcpy);
-    let decode_gib_per_s = rate(Step::Decode);
-    let encode_gib_per_s = rate(Step::Encode);
+    let (bytes, n_steps) = (works[0].raw.len() as u64, works[0].steps.len());
+    let pairs = works.iter_mut().map(|work| (&work.raw[..], &mut work.out[..]));
+    let memcpy_gib_per_s = memcpy_throughput(pairs.collect());
+    let decodes = works.iter_mut().map(|work| move |step| work.decode(step));
+    let decode_gib_per_s = throughput(bytes, n_steps, decodes.collect());
+    let encodes = works.iter_mut().map(|work| move |step| work.encode(step));
+    let encode_gib_per_s = throughput(bytes, n_steps, encodes.collect());
+    let raw_bytes = tensor.geometry.raw_bytes();
     Row {
         file: tensor.file.clone(),
         tensor: tensor.name.clone(),
@@ -256,43 +215,17 @@ fn measure(tensor: &Loaded, coded: &Coded, place: Place, threads: usize) -> Row 
         codec: coded.codec.name(),
         r#where: place.name(),
         threads,
-        raw_bytes: tensor.geometry.raw_bytes(),
+        raw_bytes,
         stored_bytes: coded.stored_bytes,
-        saved_percent: table::saved_percent(tensor.geometry.raw_bytes(), coded.stored_bytes),
-        bound_percent: bound_percent(tensor.geometry.dtype(), &tensor.raw),
+        saved_percent: table::saved_percent(raw_bytes, coded.stored_bytes),
+        bound_percent: tensor.bound_percent(),
         encode_gib_per_s,
         decode_gib_per_s,
         memcpy_gib_per_s,
     }
 }
 
-/// Percent that coding the exponent alone at its order-0 entropy would save; `None` for dtypes without one.
-#[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
-fn bound_percent(dtype: Dtype, raw: &[u8]) -> Option<f64> {
-    let (exponent_bits, mantissa_bits) = match dtype {
-        Dtype::F64 => (11, 52),
-        Dtype::F32 => (8, 23),
-        Dtype::F16 => (5, 10),
-        Dtype::Bf16 => (8, 7),
-        Dtype::F8E5m2 => (5, 2),
-        Dtype::F8E4m3 => (4, 3),
-        _ => return None,
-    };
-    let bytes = index(u64::from(dtype.bits() / 8));
-    let mut counts = vec![0_u64; 1 << exponent_bits];
-    for element in raw.chunks_exact(bytes) {
-        let mut word = [0; 8];
-        word[..bytes].copy_from_slice(element);
-        let exponent = u64::from_le_bytes(word) >> mantissa_bits & ((1 << exponent_bits) - 1);
-        counts[index(exponent)] += 1;
-    }
-    let total = (raw.len() / bytes) as f64;
-    let shares = counts.iter().filter(|count| **count > 0).map(|count| *count as f64 / total);
-    let entropy: f64 = shares.map(|share| -share * share.log2()).sum();
-    Some(100.0 * (f64::from(exponent_bits) - entropy) / f64::from(dtype.bits()))
-}
-
-fn write_table(results: &[Row], out: &mut Output) -> Result<()> {
+fn write_rows(results: &[Row], out: &mut Output) -> Result<()> {
     let (left, right) = (Align::Left, Align::Right);
     let mut table = Table::new(&[
         ("file", left),
@@ -328,16 +261,20 @@ fn write_table(results: &[Row], out: &mut Output) -> Result<()> {
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_bound_of_one_exponent_is_all_of_its_bits() {
-        let ones: Vec<u8> = [1.0_f32; 64].iter().flat_map(|value| value.to_le_bytes()).collect();
-        assert_eq!(bound_percent(Dtype::F32, &ones), Some(25.0));
-        let two: Vec<u8> = [1.0_f32, 2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
-        assert_eq!(bound_percent(Dtype::F32, &two), Some(100.0 * 7.0 / 32.0));
-        assert_eq!(bound_percent(Dtype::U8, &ones), None);
+fn write_totals(files: &[Total], out: &mut Output) -> Result<()> {
+    let (left, right) = (Align::Left, Align::Right);
+    let columns =
+        [("whole file", left), ("codec", left), ("raw", right), ("stored", right), ("saved %", right)];
+    let mut table = Table::new(&columns);
+    for total in files {
+        table.row(vec![
+            escape::cell(&total.file),
+            total.codec.to_owned(),
+            table::size(total.raw_bytes),
+            table::size(total.stored_bytes),
+            format!("{:.2}", total.saved_percent),
+        ]);
     }
+    table.write(out)?;
+    Ok(())
 }

@@ -49,7 +49,7 @@ pub(crate) struct Args {
     seconds: f64,
 }
 
-fn parse_seconds(text: &str) -> Result<f64, String> {
+pub(super) fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
     if (0.01..=86_400.0).contains(&seconds) { Ok(seconds) } else { Err("choose 0.01 to 86400".to_owned()) }
 }
@@ -84,7 +84,10 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<ExitCode> {
 }
 
 /// A private folder with a path short enough for sockets.
-fn folder() -> Result<TempDir> {
+///
+/// # Errors
+/// It cannot be created.
+pub(super) fn folder() -> Result<TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("tierpack-");
     let usual = std::env::temp_dir();
