@@ -49,6 +49,7 @@ pub mod metadata;
 mod planes;
 mod records;
 mod scalar;
+mod sparse;
 mod window;
 
 pub use coder::Coder;

@@ -6,6 +6,7 @@ use super::count::{Bits, Counts};
 use super::ibp::record_lens;
 use super::measure::{Measured, measure};
 use super::planes;
+use super::sparse;
 use super::{Sample, bases};
 use crate::block::HEADER_BYTES;
 use crate::error::{Error, Result};
@@ -107,6 +108,19 @@ impl<'a> Search<'a> {
         Some((best.metadata, best.stored_bytes))
     }
 
+    /// The metadata of `sparse` with the fewest stored bytes, and these; `None` where no word is common.
+    pub(super) fn sparse(&self) -> Option<(Metadata, u64)> {
+        let measuring = self.measuring.as_deref().unwrap_or(&self.setting);
+        let best = sparse::candidates(&self.setting, self.geometry)
+            .into_iter()
+            .map(|form| {
+                let measured = sparse::measure(&form, measuring, self.geometry);
+                Candidate::new(CodecId::Sparse, self.geometry, Form::Sparse(form), &measured, measuring)
+            })
+            .min_by_key(|candidate| candidate.stored_bytes)?;
+        Some((best.metadata, best.stored_bytes))
+    }
+
     /// The metadata with the fewest stored bytes, and these; of equal ones the first, which is the plainest.
     pub(super) fn best(&self, codec: CodecId, windows: &[Window]) -> Result<(Option<Metadata>, u64)> {
         let mut best: Option<Candidate> = None;
@@ -192,7 +206,8 @@ impl Sweep<'_> {
             bitval: bits.bitval.clone().into(),
             bases,
         });
-        let measured = measure(self.measuring, self.geometry, &form.stride_rules(self.geometry.dtype()), &lens);
+        let measured =
+            measure(self.measuring, self.geometry, &form.stride_rules(self.geometry.dtype()), &lens);
         Candidate::new(self.codec, self.geometry, form, &measured, self.measuring)
     }
 }
