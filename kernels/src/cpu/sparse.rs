@@ -5,7 +5,6 @@
 
 use super::{Backend, Level};
 use crate::bits::{low, read_word, take};
-use crate::cut::MAX_RECORD_BYTES;
 use crate::scalar::ibp::{Packed, SLACK_BYTES};
 use crate::scalar::{planes::Body, sparse as scalar};
 use crate::sparse::{Dictionary, MAX_WORDS, SPAN_WORDS, Sparse, differing};
@@ -47,10 +46,10 @@ impl Backend {
 /// As [`Backend::encode_sparse`].
 fn encode_words(sparse: &Sparse, words: &[u8], out: &mut [u8]) -> Packed {
     match sparse.word_bytes {
-        1 => encode::<u8>(sparse, words, out),
-        2 => encode::<u16>(sparse, words, out),
-        4 => encode::<u32>(sparse, words, out),
-        _ => encode::<u64>(sparse, words, out),
+        1 => encode::<u8, MAX_WORDS>(sparse, words, out),
+        2 => encode::<u16, { 2 * MAX_WORDS }>(sparse, words, out),
+        4 => encode::<u32, { 4 * MAX_WORDS }>(sparse, words, out),
+        _ => encode::<u64, { 8 * MAX_WORDS }>(sparse, words, out),
     }
 }
 
@@ -104,16 +103,17 @@ impl Writer<'_> {
 }
 
 /// The words of a record that differ, together.
-struct Differing {
-    bytes: [u8; MAX_RECORD_BYTES],
+struct Differing<const BYTES: usize> {
+    bytes: [u8; BYTES],
     n: usize,
 }
 
-fn encode<W: Word>(sparse: &Sparse, words: &[u8], out: &mut [u8]) -> Packed {
+/// Encodes words of which a record has at most `BYTES` bytes.
+fn encode<W: Word, const BYTES: usize>(sparse: &Sparse, words: &[u8], out: &mut [u8]) -> Packed {
     let n = words.len() / W::BYTES;
     let common = W::from_bits(sparse.common);
     let mut masks = [0; MAX_WORDS / SPAN_WORDS];
-    let mut others = Differing { bytes: [0; MAX_RECORD_BYTES], n: 0 };
+    let mut others = Differing { bytes: [0; BYTES], n: 0 };
     for (mask, span) in masks.iter_mut().zip(words.chunks(SPAN_WORDS * W::BYTES)) {
         *mask = differing(span, common);
         let mut left = *mask;
@@ -133,13 +133,8 @@ fn encode<W: Word>(sparse: &Sparse, words: &[u8], out: &mut [u8]) -> Packed {
     writer.push(u64::from(indexes.is_none()), 1);
     push_masks(&mut writer, sparse.group_elems, &masks, n);
     match (indexes, dictionary) {
-        (Some(indexes), Some(dictionary)) if dictionary.index_bits > 0 => {
-            for &number in indexes {
-                writer.push(u64::from(number), dictionary.index_bits);
-            }
-        }
-        (Some(_), _) => {}
-        (None, _) => writer.push_bytes(bytes),
+        (Some(indexes), Some(dictionary)) => push_indexes(&mut writer, indexes, dictionary.index_bits),
+        _ => writer.push_bytes(bytes),
     }
     let bytes = writer.at + usize::from(writer.n_left > 0);
     if writer.n_left > 0 {
@@ -160,6 +155,19 @@ fn indexes<'a, W: Word>(
         *number = dictionary.index_of(W::read(word).into())?;
     }
     Some(&room[..n])
+}
+
+/// Writes indexes, as many at once as one push takes.
+#[inline(always)]
+fn push_indexes(writer: &mut Writer<'_>, indexes: &[u8], n_bits: u32) {
+    let (chunks, short) = indexes.as_chunks::<7>();
+    for chunk in chunks {
+        let bits = chunk.iter().rev().fold(0, |bits, &number| bits << n_bits | u64::from(number));
+        writer.push(bits, 7 * n_bits);
+    }
+    for &number in short {
+        writer.push(u64::from(number), n_bits);
+    }
 }
 
 /// Writes the bits of the groups, then those of the elements of differing groups.
@@ -205,6 +213,16 @@ fn load(bits: &[u8], at: usize) -> u64 {
         Some(bytes) => read_word(&bytes[..8]) >> (at % 8) | u64::from(bytes[8]) << 1 << (63 - at % 8),
         None => 0,
     }
+}
+
+/// A word from bit `at`; 0 where not all bytes of the load are there.
+#[inline(always)]
+fn load_word<W: Word>(bits: &[u8], at: usize) -> W {
+    if W::BYTES == 8 {
+        return W::from_bits(load(bits, at));
+    }
+    let bytes = bits.get(at / 8..).and_then(|bytes| bytes.first_chunk::<8>());
+    W::from_bits(bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes) >> (at % 8)))
 }
 
 /// The parts of a packed record.
@@ -280,14 +298,14 @@ fn decode<W: Word>(sparse: &Sparse, body: &Body<'_>, words: &mut [u8], room: &mu
             }
             n_bits => {
                 let value = |i| {
-                    let number = load(bits, at + i * n_bits as usize) & low(n_bits);
-                    W::from_bits(dictionary.word(number))
+                    let number = load_word::<u16>(bits, at + i * n_bits as usize);
+                    W::from_bits(dictionary.word(u64::from(number) & low(n_bits)))
                 };
                 at + walk::<W>(sparse, parts, bits, words, value) * n_bits as usize
             }
         },
         _ => {
-            let value = |i| W::from_bits(load(bits, at + 8 * i * W::BYTES));
+            let value = |i| load_word::<W>(bits, at + 8 * i * W::BYTES);
             at + walk::<W>(sparse, parts, bits, words, value) * 8 * W::BYTES
         }
     };
