@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::geometry::{BlockShape, Geometry};
 use crate::metadata::{self, Granularity, Lengths, Metadata, word_bytes};
 use crate::planes::Planes;
+use crate::sparse::Sparse;
 use crate::window::{Bases, Window};
 
 /// Bytes of a group: what one deposit or extraction moves.
@@ -74,6 +75,8 @@ pub(crate) enum Form {
     Ibp(Ibp),
     /// `planes:4`, `planes:3` and `planes:2-2-2`.
     Planes(Box<Planes>),
+    /// `sparse`.
+    Sparse(Box<Sparse>),
 }
 
 /// Metadata of `ibp` and `ibp:window` prepared for use.
@@ -105,6 +108,7 @@ impl Coder {
                 let planes = Planes::new(planes, geometry.dtype()).ok_or(Error::UnknownCodec { number })?;
                 Form::Planes(Box::new(planes))
             }
+            metadata::Form::Sparse(sparse) => Form::Sparse(Box::new(Sparse::new(sparse, geometry.dtype()))),
         };
         Ok(Self {
             codec: metadata.codec,

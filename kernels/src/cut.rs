@@ -9,6 +9,7 @@ use core::ops::RangeInclusive;
 use tierpack_shm::types::{Access, Dtype, index};
 
 use crate::planes::{PlaneShape, Schedule};
+use crate::sparse;
 
 /// Elements of a full record.
 pub const RECORD_ELEMS: u64 = 1024;
@@ -138,6 +139,8 @@ pub(crate) enum StrideRules {
     Chunks { dtype: Dtype, chunk_bytes: u64 },
     /// `planes`: the planes of every element are in the front; of `planes:4`, which has no head, nothing else.
     Planes { dtype: Dtype, shape: PlaneShape },
+    /// `sparse`: the head, the bit that names the form, and a bit per group are in the front.
+    Sparse { dtype: Dtype, group_elems: u64 },
 }
 
 impl StrideRules {
@@ -150,6 +153,10 @@ impl StrideRules {
             }
             Self::Planes { shape, .. } => {
                 self.head_bytes() + shape.fixed_bits(index(n_elems)).div_ceil(8) as u64
+            }
+            Self::Sparse { dtype, group_elems } => {
+                let n_words = bytes_of(*dtype, n_elems) / sparse::word_bytes(*dtype);
+                HEAD_BYTES + (1 + n_words.div_ceil(*group_elems)).div_ceil(8)
             }
         }
     }
@@ -165,7 +172,7 @@ impl StrideRules {
     /// What the stride of records of `n_elems` elements may be; a multiple of [`STRIDE_UNIT`] too.
     pub(crate) const fn range(&self, n_elems: u64) -> RangeInclusive<u64> {
         let least = self.least_bytes(n_elems).next_multiple_of(STRIDE_UNIT);
-        let (Self::Chunks { dtype, .. } | Self::Planes { dtype, .. }) = *self;
+        let (Self::Chunks { dtype, .. } | Self::Planes { dtype, .. } | Self::Sparse { dtype, .. }) = *self;
         if self.head_bytes() == 0 { least..=least } else { least..=max_stride(bytes_of(dtype, n_elems)) }
     }
 

@@ -50,6 +50,7 @@ mod planes;
 mod prefetch;
 mod records;
 mod scalar;
+mod sparse;
 mod window;
 
 pub use coder::Coder;

@@ -134,8 +134,9 @@ pub(crate) struct Planes {
     pub(crate) table: [u16; 16],
     /// What is subtracted from the exponents of each column, modulo `2^exponent_bits`.
     pub(crate) bases: Option<Box<[u16]>>,
-    /// The low bytes of the exponents as vectors look them up: by rank, and for tiers by 4 x tier + place in it.
-    pub(crate) code_table: [u8; 16],
+    /// The low bytes of the exponents as vectors look them up: by rank, and for tiers by 4 x tier + place in it;
+    /// twice, because vectors have two lanes.
+    pub(crate) code_table: [u8; 32],
     /// The ranks of exponents of at most 8 bits by their lowest byte, whatever stands in the bits above the exponent.
     pub(crate) ranks_by_byte: Box<[u8; 256]>,
     /// The low bytes of the bases, of one row and then of as many columns as a record has, and a vector.
@@ -235,8 +236,9 @@ impl Planes {
     }
 }
 
-fn code_table(schedule: Schedule, table: &[u16; 16]) -> [u8; 16] {
+fn code_table(schedule: Schedule, table: &[u16; 16]) -> [u8; 32] {
     std::array::from_fn(|code| {
+        let code = code % 16;
         let exponent = match schedule {
             Schedule::Tiers if code % 4 == 3 || code >= 12 => 0,
             Schedule::Tiers => table[code / 4 * 3 + code % 4],

@@ -34,6 +34,7 @@ pub(crate) const MAX_BODY_BYTES: usize = MAX_RECORD_BYTES + MAX_RECORD_BYTES / 4
 
 const _: () = assert!(MAX_BODY_BYTES >= max_packed(MAX_RECORD_BYTES, 2) + SLACK_BYTES);
 const _: () = assert!(MAX_BODY_BYTES >= scalar::planes::MAX_PACKED + SLACK_BYTES);
+const _: () = assert!(MAX_BODY_BYTES >= scalar::sparse::MAX_PACKED + SLACK_BYTES);
 
 /// Room to decode rows in: make one per gather, outside the loop over rows.
 pub struct Scratch {
@@ -129,6 +130,7 @@ impl<'a> Writer<'a> {
         let packed = match self.coder.form() {
             Form::Ibp(ibp) => Some(self.pack_ibp(ibp, start, raw)),
             Form::Planes(planes) => self.pack_planes(planes, start / planes.word_bytes(), raw),
+            Form::Sparse(sparse) => Some(self.coder.backend().encode_sparse(sparse, raw, &mut self.packed)),
         };
         if let Form::Planes(planes) = self.coder.form()
             && planes.schedule == Schedule::Four
@@ -310,17 +312,20 @@ impl<'a> Source<'a> {
                 escapes.finish()
             }
             Form::Planes(planes) => {
-                let (head, at) = self.head(&place);
-                let body = Body {
-                    bytes: &self.bytes[at..],
-                    front_len: index(place.stride - HEAD_BYTES),
-                    rest: if head & NO_OVERFLOW == NO_OVERFLOW { None } else { Some(self.overflow(head)?) },
-                };
+                let (head, body) = self.headed(&place)?;
                 if head & RAW_RECORD != 0 {
                     return self.raw_record(head, body.front(), words);
                 }
                 let (first, none) = (start / planes.word_bytes(), &mut Escapes::new(&[], 0));
                 let decoded = self.coder.backend().decode_planes(planes, first, &body, words, none, room);
+                decoded.map_err(|needed| self.missing(head, needed))
+            }
+            Form::Sparse(sparse) => {
+                let (head, body) = self.headed(&place)?;
+                if head & RAW_RECORD != 0 {
+                    return self.raw_record(head, body.front(), words);
+                }
+                let decoded = self.coder.backend().decode_sparse(sparse, &body, words, room);
                 decoded.map_err(|needed| self.missing(head, needed))
             }
         }
@@ -365,6 +370,18 @@ impl<'a> Source<'a> {
         let offset = index(place.offset);
         let head = self.bytes[offset..].first_chunk().map_or(NO_OVERFLOW, |head| u32::from_le_bytes(*head));
         (head, offset + index(HEAD_BYTES))
+    }
+
+    /// A record's head and body.
+    #[inline]
+    fn headed(&self, place: &Place) -> Result<(u32, Body<'a>)> {
+        let (head, at) = self.head(place);
+        let body = Body {
+            bytes: &self.bytes[at..],
+            front_len: index(place.stride - HEAD_BYTES),
+            rest: if head & NO_OVERFLOW == NO_OVERFLOW { None } else { Some(self.overflow(head)?) },
+        };
+        Ok((head, body))
     }
 
     /// Copies a record that was not packed.

@@ -112,7 +112,7 @@ fn each_of<W: Word, const FORWARD: bool, const ROTATE: bool>(words: &mut [u8], b
 }
 
 /// An unsigned word of 1, 2, 4 or 8 bytes.
-pub(crate) trait Word: Copy {
+pub(crate) trait Word: Copy + Eq + Into<u64> {
     /// Its bytes.
     const BYTES: usize;
     /// Reads [`Word::BYTES`] bytes, little-endian; 0 from any other number of bytes.

@@ -126,12 +126,14 @@ pub enum CodecId {
     Planes3 = 5,
     /// Exponents of floats as codes of 2, 4 or 6 bits.
     Planes222 = 6,
+    /// The words that differ from the most common one.
+    Sparse = 7,
 }
 
 impl CodecId {
     /// Every codec, in the order of their numbers.
     pub const ALL: &'static [Self] =
-        &[Self::Raw, Self::Ibp, Self::IbpWindow, Self::Planes4, Self::Planes3, Self::Planes222];
+        &[Self::Raw, Self::Ibp, Self::IbpWindow, Self::Planes4, Self::Planes3, Self::Planes222, Self::Sparse];
 
     /// The codec with this number in a block header.
     pub const fn from_number(number: u8) -> Option<Self> {
@@ -142,6 +144,7 @@ impl CodecId {
             4 => Some(Self::Planes4),
             5 => Some(Self::Planes3),
             6 => Some(Self::Planes222),
+            7 => Some(Self::Sparse),
             _ => None,
         }
     }
@@ -155,6 +158,7 @@ impl CodecId {
             Self::Planes4 => "planes:4",
             Self::Planes3 => "planes:3",
             Self::Planes222 => "planes:2-2-2",
+            Self::Sparse => "sparse",
         }
     }
 
@@ -386,7 +390,7 @@ mod tests {
             assert_eq!(CodecId::from_number(codec as u8), Some(codec));
             assert_eq!(CodecId::from_name(codec.name()), Some(codec));
         }
-        assert_eq!((CodecId::from_number(0), CodecId::from_number(4)), (None, None));
+        assert_eq!((CodecId::from_number(0), CodecId::from_number(8)), (None, None));
         assert_eq!(CodecId::from_name("IBP"), None);
     }
 

@@ -4,6 +4,7 @@
 //! One table, [`Level::ALL`] with [`Level::is_available`], feeds detection, dispatch and the conformance test.
 
 mod detect;
+mod sparse;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -14,6 +14,7 @@ mod ibp;
 mod measure;
 mod planes;
 mod search;
+mod sparse;
 
 use tierpack_shm::types::CodecId;
 
@@ -110,7 +111,8 @@ pub fn choose(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Choice> {
 ///
 /// `sample` holds blocks of the tensor, best those of [`sample_blocks`], each once, with its raw bytes.
 /// The metadata are those of `codec`, even where `raw` would take fewer bytes: see [`choose`].
-/// For a dtype that the codec does not know, such as integers for `planes`, the fit is that of `raw`.
+/// For a dtype that the codec does not know, such as integers for `planes`, the fit is that of `raw`; so is that of
+/// `sparse` where no word is common.
 ///
 /// # Errors
 /// [`Error::NoSample`] without blocks; [`Error::NoSuchBlock`] and [`Error::RawLength`] where a block does not
@@ -124,6 +126,9 @@ pub fn fit(codec: CodecId, geometry: &Geometry, sample: &[Sample<'_>]) -> Result
         CodecId::IbpWindow => search.best(codec, &search.windows())?,
         CodecId::Planes4 | CodecId::Planes3 | CodecId::Planes222 => {
             search.planes(codec).map_or_else(raw, |(metadata, stored_bytes)| (Some(metadata), stored_bytes))
+        }
+        CodecId::Sparse => {
+            search.sparse().map_or_else(raw, |(metadata, stored_bytes)| (Some(metadata), stored_bytes))
         }
         other => return Err(Error::UnknownCodec { number: other as u8 }),
     };

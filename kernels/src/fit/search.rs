@@ -6,6 +6,7 @@ use super::count::{Bits, Counts};
 use super::ibp::record_lens;
 use super::measure::{Measured, measure};
 use super::planes;
+use super::sparse;
 use super::{Sample, bases};
 use crate::block::HEADER_BYTES;
 use crate::error::{Error, Result};
@@ -102,6 +103,19 @@ impl<'a> Search<'a> {
             .map(|form| {
                 let measured = planes::measure(&form, measuring, self.geometry);
                 Candidate::new(codec, self.geometry, Form::Planes(form), &measured, measuring)
+            })
+            .min_by_key(|candidate| candidate.stored_bytes)?;
+        Some((best.metadata, best.stored_bytes))
+    }
+
+    /// The metadata of `sparse` with the fewest stored bytes, and these; `None` where no word is common.
+    pub(super) fn sparse(&self) -> Option<(Metadata, u64)> {
+        let measuring = self.measuring.as_deref().unwrap_or(&self.setting);
+        let best = sparse::candidates(&self.setting, self.geometry)
+            .into_iter()
+            .map(|form| {
+                let measured = sparse::measure(&form, measuring, self.geometry);
+                Candidate::new(CodecId::Sparse, self.geometry, Form::Sparse(form), &measured, measuring)
             })
             .min_by_key(|candidate| candidate.stored_bytes)?;
         Some((best.metadata, best.stored_bytes))

@@ -7,6 +7,7 @@
 
 mod ibp;
 mod planes;
+mod sparse;
 
 use core::mem::{offset_of, size_of};
 
@@ -22,6 +23,7 @@ use crate::planes::{Parts, PlaneShape};
 
 pub(crate) use ibp::{Ibp, has_sign_and_exponent, masks_may_be_per_column};
 pub(crate) use planes::Planes;
+pub(crate) use sparse::Sparse;
 
 /// Bytes of a metadata header.
 pub const METADATA_HEADER_BYTES: u64 = 48;
@@ -64,6 +66,8 @@ pub(crate) enum Form {
     Ibp(Ibp),
     /// `planes:4`, `planes:3` and `planes:2-2-2`.
     Planes(Planes),
+    /// `sparse`.
+    Sparse(Sparse),
 }
 
 /// The header's bytes.
@@ -176,7 +180,7 @@ impl Metadata {
     pub const fn chunk_bytes(&self) -> Option<u8> {
         match &self.form {
             Form::Ibp(ibp) => Some(ibp.chunk_bytes),
-            Form::Planes(_) => None,
+            Form::Planes(_) | Form::Sparse(_) => None,
         }
     }
 
@@ -184,7 +188,7 @@ impl Metadata {
     pub const fn masks(&self) -> Option<Granularity> {
         match &self.form {
             Form::Ibp(ibp) => Some(ibp.masks),
-            Form::Planes(_) => None,
+            Form::Planes(_) | Form::Sparse(_) => None,
         }
     }
 
@@ -193,6 +197,7 @@ impl Metadata {
         match &self.form {
             Form::Ibp(ibp) => ibp.base,
             Form::Planes(planes) => planes.bases.as_ref().map(|_| Granularity::Column),
+            Form::Sparse(_) => None,
         }
     }
 
@@ -206,6 +211,7 @@ impl Form {
     fn describe(codec: CodecId, dtype: Dtype, fields: [u8; 4]) -> Result<Self> {
         match codec {
             CodecId::Ibp | CodecId::IbpWindow => Ibp::describe(codec, dtype, fields).map(Self::Ibp),
+            CodecId::Sparse => Sparse::describe(fields).map(Self::Sparse),
             _ => Planes::describe(codec, dtype, fields).map(Self::Planes),
         }
     }
@@ -214,6 +220,7 @@ impl Form {
         match self {
             Self::Ibp(ibp) => ibp.fields(),
             Self::Planes(planes) => planes.fields(),
+            Self::Sparse(sparse) => sparse.fields(),
         }
     }
 
@@ -221,6 +228,7 @@ impl Form {
         match self {
             Self::Ibp(ibp) => ibp.check(geometry),
             Self::Planes(planes) => planes.check(geometry),
+            Self::Sparse(_) => Ok(()),
         }
     }
 
@@ -229,6 +237,7 @@ impl Form {
         match self {
             Self::Ibp(ibp) => ibp.body_len(geometry),
             Self::Planes(planes) => planes.body_len(geometry),
+            Self::Sparse(sparse) => sparse.body_len(geometry.dtype()),
         }
     }
 
@@ -237,6 +246,7 @@ impl Form {
         match self {
             Self::Ibp(ibp) => ibp.read(geometry, body).map(Self::Ibp),
             Self::Planes(planes) => planes.read(geometry, body).map(Self::Planes),
+            Self::Sparse(sparse) => Ok(Self::Sparse(sparse.read(geometry.dtype(), body))),
         }
     }
 
@@ -244,6 +254,7 @@ impl Form {
         match self {
             Self::Ibp(ibp) => ibp.body(),
             Self::Planes(planes) => planes.body(dtype),
+            Self::Sparse(sparse) => sparse.body(dtype),
         }
     }
 
@@ -259,6 +270,7 @@ impl Form {
                 // Not made by `describe`.
                 None => StrideRules::Chunks { dtype, chunk_bytes: 1 },
             },
+            Self::Sparse(sparse) => StrideRules::Sparse { dtype, group_elems: u64::from(sparse.group_elems) },
         }
     }
 }

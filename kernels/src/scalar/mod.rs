@@ -6,3 +6,4 @@
 pub(crate) mod ibp;
 pub(crate) mod planes;
 pub(crate) mod raw;
+pub(crate) mod sparse;

@@ -143,15 +143,15 @@ impl<'a> Body<'a> {
         &self.bytes[..self.front_len]
     }
 
-    /// Reads up to 16 bits from bit `at` of the string.
-    fn take(&self, at: usize, n_bits: u32) -> u64 {
+    /// Reads up to 64 bits from bit `at` of the string.
+    pub(super) fn take(&self, at: usize, n_bits: u32) -> u64 {
         let front_bits = 8 * self.front_len;
         let inside = take(self.front(), at, n_bits);
         let rest = self.rest.unwrap_or(&[]);
-        let bits = if at >= front_bits {
-            take(rest, at - front_bits, n_bits)
-        } else {
-            inside | take(rest, 0, n_bits) << (front_bits - at).min(63)
+        let bits = match front_bits.saturating_sub(at) {
+            0 => take(rest, at - front_bits, n_bits),
+            n_inside @ 1..64 => inside | take(rest, 0, n_bits) << n_inside,
+            _ => inside,
         };
         bits & low(n_bits)
     }

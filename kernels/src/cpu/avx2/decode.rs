@@ -1,11 +1,10 @@
 //! Decoding: codes to exponents, exponents and low bits to words.
 
 use core::arch::x86_64::{
-    __m256i, _mm_loadu_si128, _mm256_add_epi8, _mm256_and_si256, _mm256_broadcastsi128_si256,
-    _mm256_cmpeq_epi8, _mm256_movemask_epi8, _mm256_or_si256, _mm256_permute2x128_si256, _mm256_set1_epi8,
-    _mm256_setr_epi64x, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32,
-    _mm256_srli_epi16, _mm256_srli_epi32, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpacklo_epi8,
-    _mm256_unpacklo_epi16, _pdep_u64,
+    __m256i, _mm256_add_epi8, _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_movemask_epi8, _mm256_or_si256,
+    _mm256_permute2x128_si256, _mm256_set1_epi8, _mm256_setr_epi64x, _mm256_setzero_si256,
+    _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32,
+    _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpacklo_epi8, _mm256_unpacklo_epi16, _pdep_u64,
 };
 
 use super::{F16, F32, F32_SHORT, byte_planes, bytes_of, exponent_bits, join, load, store, word_bytes};
@@ -330,10 +329,8 @@ impl<'a> Record<'a> {
     #[inline]
     #[target_feature(enable = "avx2,bmi1,popcnt")]
     fn new(planes: &'a Planes, first: usize, fixed: &'a [u8], n: usize) -> Self {
-        // SAFETY: the table has 16 bytes; the load has no alignment.
-        let table = unsafe { _mm_loadu_si128(planes.code_table.as_ptr().cast()) };
         let bases = planes.bases_from(first);
-        Self { table: _mm256_broadcastsi128_si256(table), bases, fixed, n }
+        Self { table: load(&planes.code_table, 0), bases, fixed, n }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod ibp;
 mod planes;
+mod sparse;
 
 use proptest::prelude::*;
 
