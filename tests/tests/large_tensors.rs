@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use tierpack_client::{Client, Dtype, Handle, RowId};
+use tierpack_client::{Client, Dtype, Handle, PutOptions, RowId};
 use tierpack_tests::{Daemon, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
@@ -108,4 +108,66 @@ fn a_table_past_two_to_the_32_bytes_has_its_rows() {
 #[test]
 fn more_rows_than_a_signed_32_bit_number_counts_are_told_apart() {
     check_table(Dtype::U8, if full() { (1 << 31) + 10 } else { (1 << 24) + 10 }, 1);
+}
+
+/// Bf16 weights without end: element `i` follows from `i` alone.
+struct Weights {
+    at: u64,
+}
+
+impl Weights {
+    /// Four elements: noise, but for exponents that are geometric below 120, as those of weights are.
+    fn word(i: u64) -> u64 {
+        let noise = i.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let noise = (noise ^ noise >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let noise = noise ^ noise >> 32;
+        let element = |lane: u32| {
+            let bits = noise >> (16 * lane) & 0xFFFF;
+            let exponent = u64::from(120 - (bits >> 8 | 1 << 8).trailing_zeros());
+            (bits & 0x80) << 8 | exponent << 7 | bits & 0x7F
+        };
+        (0..4).map(|lane| element(lane) << (16 * lane)).sum()
+    }
+}
+
+impl Read for Weights {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let mut rest = &mut buf[..];
+        while !rest.is_empty() {
+            let word = Self::word(self.at / 8).to_le_bytes();
+            let word = &word[usize::try_from(self.at % 8).expect("below 8")..];
+            let len = word.len().min(rest.len());
+            let (now, later) = rest.split_at_mut(len);
+            now.copy_from_slice(&word[..len]);
+            self.at += len as u64;
+            rest = later;
+        }
+        Ok(buf.len())
+    }
+}
+
+/// 5 GiB with `TIERPACK_CASES=full`, put by `auto` and read back by rows, every byte of it.
+#[test]
+fn a_large_tensor_goes_in_and_out_compressed() {
+    let n_rows = if full() { 5 << 19 } else { 3 << 15 };
+    let raw_bytes = n_rows * 2048;
+    let pool = raw_bytes / (1 << 20) * 80 / 100 + 160;
+    let daemon = Daemon::start(PROGRAM, &["--pool-size", &format!("{pool}MiB"), "--lock", "off"]);
+    let client = daemon.client();
+    let options = PutOptions::new();
+    let entry = client
+        .put_with("weights", Dtype::Bf16, &[n_rows, 1024], &mut Weights { at: 0 }, &options)
+        .expect("room");
+    println!("{} bytes stored by {} in {}", entry.raw_bytes, entry.codec, entry.stored_bytes);
+    assert!(entry.stored_bytes * 100 < raw_bytes * 70, "{entry:?}");
+    let handle = client.open("weights").expect("the tensor is there");
+    let (mut source, mut expected, mut out) = (Weights { at: 0 }, vec![0; 8 << 20], vec![0; 8 << 20]);
+    for first in (0..n_rows).step_by(4096) {
+        let rows: Vec<u64> = (first..n_rows.min(first + 4096)).collect();
+        let len = rows.len() * 2048;
+        source.read_exact(&mut expected[..len]).expect("weights without end");
+        handle.gather_into(&rows, &mut out[..len]).expect("rows in range");
+        assert!(expected[..len] == out[..len], "rows from {first} on");
+    }
+    daemon.run_ok(&["verify"]);
 }
