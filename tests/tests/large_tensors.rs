@@ -151,7 +151,7 @@ impl Read for Weights {
 fn a_large_tensor_goes_in_and_out_compressed() {
     let n_rows = if full() { 5 << 19 } else { 3 << 15 };
     let raw_bytes = n_rows * 2048;
-    let pool = raw_bytes / (1 << 20) * 80 / 100 + 160;
+    let pool = raw_bytes / (1 << 20) * 101 / 100 + 160;
     let daemon = Daemon::start(PROGRAM, &["--pool-size", &format!("{pool}MiB"), "--lock", "off"]);
     let client = daemon.client();
     let options = PutOptions::new();
