@@ -386,12 +386,11 @@ impl<'a> Source<'a> {
 
     /// Copies a record that was not packed.
     fn raw_record(&self, head: u32, front: &[u8], words: &mut [u8]) -> Result<()> {
+        let rest = if head & NO_OVERFLOW == NO_OVERFLOW { &[] } else { self.overflow(head)? };
         let (inside, outside) = words.split_at_mut(words.len().min(front.len()));
         inside.copy_from_slice(&front[..inside.len()]);
-        if !outside.is_empty() {
-            let (rest, len) = (self.overflow(head)?, outside.len());
-            outside.copy_from_slice(rest.get(..len).ok_or_else(|| self.missing(head, len))?);
-        }
+        let len = outside.len();
+        outside.copy_from_slice(rest.get(..len).ok_or_else(|| self.missing(head, len))?);
         Ok(())
     }
 

@@ -1,4 +1,5 @@
-//! Damaged blocks and metadata of the codecs with records: an error or some output of the right length, never a panic.
+//! Damaged blocks and metadata of the codecs with records: an error or some output of the right length, the same on
+//! every level, never a panic.
 
 use tierpack_kernels::block::{Block, HEADER_BYTES, needed_len};
 use tierpack_kernels::codec::{self, Encoding, Scratch};
@@ -45,21 +46,26 @@ fn every() -> impl Iterator<Item = Stored> {
         .flat_map(|codec| [Access::Rows, Access::Whole].map(|access| stored(codec, access)))
 }
 
-/// Reads bytes in every way that there is; lengths are right, nothing panics.
+/// Reads bytes in every way that there is; lengths are right, nothing panics, and levels agree.
 fn read(stored: &Stored, bytes: &[u8]) {
-    for &level in Level::ALL {
-        let coder = stored.coder.clone().with_level(level);
-        if let Ok(block) = Block::parse(bytes) {
-            assert!(block.raw_bytes() <= MAX_BLOCK_RAW_BYTES);
-            let mut out = vec![0; index(block.raw_bytes())];
-            let _decoded_or_not = codec::decode_block(&block, Some(&coder), &mut out);
-        }
-        let mut scratch = Scratch::new();
-        let mut row = [0; 30];
-        for i in [0, 6, 19, 20] {
-            let _decoded_or_not = codec::decode_row(&coder, 0, i, bytes, &mut row, &mut scratch);
-        }
-    }
+    let by_level: Vec<_> = Level::ALL
+        .iter()
+        .map(|&level| {
+            let coder = stored.coder.clone().with_level(level);
+            let block = Block::parse(bytes).ok().map(|block| {
+                assert!(block.raw_bytes() <= MAX_BLOCK_RAW_BYTES);
+                let mut out = vec![0; index(block.raw_bytes())];
+                codec::decode_block(&block, Some(&coder), &mut out).map(|()| out)
+            });
+            let mut scratch = Scratch::new();
+            let rows = [0, 6, 19, 20].map(|i| {
+                let mut row = [0; 30];
+                codec::decode_row(&coder, 0, i, bytes, &mut row, &mut scratch).map(|()| row)
+            });
+            (block, rows)
+        })
+        .collect();
+    assert!(by_level.iter().all(|found| *found == by_level[0]), "levels differ: {:?}", stored.coder.codec());
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Hostile blocks and metadata, decoded.
 
-use tierpack_kernels::block::{Block, needed_len};
-use tierpack_kernels::codec::{RowRead, Scratch, decode_block, decode_row};
-use tierpack_kernels::geometry::{Geometry, MAX_BLOCK_RAW_BYTES};
+use tierpack_kernels::block::{Block, HEADER_BYTES, needed_len};
+use tierpack_kernels::codec::{Scratch, decode_block, decode_row};
+use tierpack_kernels::geometry::{BlockShape, Geometry, MAX_BLOCK_RAW_BYTES};
 use tierpack_kernels::metadata::Metadata;
-use tierpack_kernels::{Coder, Level};
-use tierpack_shm::types::index;
+use tierpack_kernels::{Coder, Level, Result};
+use tierpack_shm::types::{CodecId, index};
 
+use crate::front::Front;
 use crate::input::Input;
 use crate::parts::{self, Heads};
 
@@ -38,12 +39,9 @@ pub fn decode(data: &[u8]) {
     };
     let coders = coders(&metadata, &geometry, right);
     let made = match &coders {
-        Some([coder, _]) if flags & 2 != 0 => {
-            let Some(bytes) =
-                parts::block((coder, &metadata), &geometry, block_idx, Heads::of(flags >> 2), input)
-            else {
-                return;
-            };
+        Some(_) if flags & 2 != 0 => {
+            let heads = Heads::of(flags >> 2);
+            let Some(bytes) = parts::block(&metadata, &geometry, block_idx, heads, input) else { return };
             let block = Block::parse(&bytes).expect("a header made by the text is accepted");
             assert_eq!(block.verify_crc(), Ok(()));
             bytes
@@ -51,15 +49,18 @@ pub fn decode(data: &[u8]) {
         _ => input.rest().to_vec(),
     };
     let is_made = coders.is_some() && flags & 2 != 0;
-    let whole = decode_whole(&made, coders.as_ref());
+    let whole = decode_whole(&made, coders.as_deref());
     if let Some(coders) = &coders {
+        let front_len = Front::of(&geometry, &metadata, block_idx).map_or(0, |front| front.len());
+        let front = &made[..made.len().min(index(HEADER_BYTES + front_len))];
         // Only a block with the tensor's own header is promised to have the same rows.
-        decode_rows(&made, coders, &geometry, block_idx, whole.filter(|_| is_made).as_deref());
+        let whole = whole.filter(|_| is_made);
+        decode_rows([front, &made], coders, &geometry.block(block_idx), block_idx, whole.as_deref());
     }
 }
 
 /// The coder of every level, where the metadata are accepted.
-fn coders(bytes: &[u8], geometry: &Geometry, right: bool) -> Option<[Coder; 2]> {
+fn coders(bytes: &[u8], geometry: &Geometry, right: bool) -> Option<Vec<Coder>> {
     let metadata = Metadata::parse(bytes, geometry);
     if right {
         assert!(metadata.is_ok(), "{metadata:?}: metadata made by the text are accepted");
@@ -67,11 +68,24 @@ fn coders(bytes: &[u8], geometry: &Geometry, right: bool) -> Option<[Coder; 2]> 
     let metadata = metadata.ok()?;
     assert_eq!(metadata.to_bytes(), bytes[..index(metadata.len_bytes())]);
     let coder = Coder::new(&metadata, geometry).expect("metadata were checked against this tensor");
-    Some([coder.clone().with_level(Level::Scalar), coder.with_level(Level::Bmi2)])
+    Some(Level::ALL.iter().map(|&level| coder.clone().with_level(level)).collect())
+}
+
+/// What every level makes of the bytes: the same output, or the same error.
+fn by_every_level(
+    coders: &[Coder],
+    mut decode: impl FnMut(&Coder) -> Result<Vec<u8>>,
+) -> Option<Result<Vec<u8>>> {
+    let (scalar, others) = coders.split_first()?;
+    let decoded = decode(scalar);
+    for coder in others {
+        assert!(decode(coder) == decoded, "{} differs", coder.level());
+    }
+    Some(decoded)
 }
 
 /// What the block decodes to, if every check passes.
-fn decode_whole(bytes: &[u8], coders: Option<&[Coder; 2]>) -> Option<Vec<u8>> {
+fn decode_whole(bytes: &[u8], coders: Option<&[Coder]>) -> Option<Vec<u8>> {
     let block = Block::parse(bytes).ok()?;
     assert_eq!(needed_len(bytes), Ok(block.bytes().len() as u64));
     assert!(block.raw_bytes() <= MAX_BLOCK_RAW_BYTES);
@@ -79,33 +93,44 @@ fn decode_whole(bytes: &[u8], coders: Option<&[Coder; 2]>) -> Option<Vec<u8>> {
     drop(block.verify_crc());
     let decode = |coder: Option<&Coder>| {
         let mut out = vec![0xA5; index(block.raw_bytes())];
-        decode_block(&block, coder, &mut out).ok().map(|()| out)
+        decode_block(&block, coder, &mut out).map(|()| out)
     };
-    let Some([scalar, fast]) = coders else { return decode(None) };
-    let decoded = decode(Some(scalar));
-    assert!(decoded == decode(Some(fast)), "levels differ");
-    decoded
+    match coders {
+        None => decode(None).ok(),
+        Some(coders) => by_every_level(coders, |coder| decode(Some(coder)))?.ok(),
+    }
 }
 
-/// Rows of the block, from all of its bytes and from the front alone.
-fn decode_rows(bytes: &[u8], coders: &[Coder; 2], geometry: &Geometry, block_idx: u64, whole: Option<&[u8]>) {
-    let shape = geometry.block(block_idx);
+/// Rows of the block, from the front alone and from all of its bytes.
+fn decode_rows(
+    [front, bytes]: [&[u8]; 2],
+    coders: &[Coder],
+    shape: &BlockShape,
+    block_idx: u64,
+    whole: Option<&[u8]>,
+) {
     let row_bytes = index(shape.row_bytes);
     let mut scratch = Scratch::new();
-    let front = &bytes[..bytes.len().min(index(coders[0].front_end(block_idx)))];
+    // Of `planes`, no record reads what is not its own.
+    let exact = coders.iter().all(|coder| !matches!(coder.codec(), CodecId::Ibp | CodecId::IbpWindow));
     for row in 0..shape.rows.min(MAX_ROWS) {
-        for bytes in [front, bytes] {
-            let [scalar, fast] = coders.each_ref().map(|coder| {
+        let mut read = |bytes: &[u8]| {
+            by_every_level(coders, |coder| {
                 let mut out = vec![0x5A; row_bytes];
-                let read = decode_row(coder, block_idx, row, bytes, &mut out, &mut scratch);
-                (read.as_ref() == Ok(&RowRead::Done)).then_some(out).ok_or(read)
-            });
-            assert!(scalar == fast, "levels differ in row {row}");
-            // A damaged record may claim more bits than the front has: then the two ways to read give different
-            // words, and only all of the bytes promise those of `decode_block`.
-            let Some(whole) = whole.filter(|_| bytes.len() > front.len()) else { continue };
-            let expected = &whole[index(row) * row_bytes..][..row_bytes];
-            assert!(scalar.is_ok_and(|out| out == expected), "row {row} is not that of the block");
-        }
+                decode_row(coder, block_idx, row, bytes, &mut out, &mut scratch).map(|()| out)
+            })
+        };
+        let (from_front, from_all) = (read(front), read(bytes));
+        // A damaged record may claim more bits than the front has: then the two ways to read give different words,
+        // and only all of the bytes promise those of `decode_block`.
+        let Some(whole) = whole else { continue };
+        let expected = &whole[index(row) * row_bytes..][..row_bytes];
+        let is_expected = |read: Option<Result<Vec<u8>>>| matches!(read, Some(Ok(out)) if out == expected);
+        assert!(is_expected(from_all), "row {row} is not that of the block");
+        let fails = matches!(from_front, Some(Err(_)));
+        assert!(
+            !exact || fails || is_expected(from_front),
+            "row {row} of the front is not that of the block"
+        );
     }
 }

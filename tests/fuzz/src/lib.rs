@@ -12,9 +12,11 @@
 mod block_header;
 mod client_page;
 mod decode;
+mod front;
 mod input;
 mod message;
 mod parts;
+mod planes;
 mod round_trip;
 pub mod seeds;
 

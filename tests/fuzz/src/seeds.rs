@@ -13,7 +13,7 @@ use tierpack_shm::message::{
 };
 use tierpack_shm::page::NamespaceId;
 use tierpack_shm::segment::SegmentKind;
-use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype};
+use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype, index};
 
 use crate::input::LARGE;
 
@@ -26,7 +26,7 @@ pub type Seed = (&'static str, Vec<u8>);
 /// Never: the tensors and messages are valid.
 pub fn of(target: &str) -> Vec<Seed> {
     match target {
-        "decode" => of_decode(),
+        "decode" => [of_decode(), of_decode_planes()].concat(),
         "round_trip" => of_round_trip(),
         "block_header" => of_block_header(),
         "message" => of_message(),
@@ -46,6 +46,24 @@ fn metadata(form: u8, strides: [u16; 2], pattern: &[u8]) -> Vec<u8> {
     let len = u16::try_from(pattern.len()).unwrap_or(0);
     let numbers = [strides[0], strides[1], len].map(u16::to_le_bytes).concat();
     [&[form, 0][..], &1_u32.to_le_bytes(), &numbers, pattern].concat()
+}
+
+/// As [`metadata`], of `planes`: the codec by its place among them, bit 0 and bit 3 of the form, the dropped bits.
+fn planes(codec: u8, form: u8, strides: [u16; 2], pattern: &[u8], dropped: [u8; 2]) -> Vec<u8> {
+    [metadata(codec << 6 | form, strides, pattern), dropped.to_vec()].concat()
+}
+
+/// Exponents as those of weights are, and some that stray; signs and mantissas that change.
+fn weights(n: u32, exponent_bits: u32, word_bytes: usize) -> Vec<u8> {
+    let low_bits = 8 * u32::try_from(word_bytes).unwrap_or(8) - 1 - exponent_bits;
+    let word = |i: u32| {
+        let spread = i.wrapping_mul(0x9E37_79B1) >> 8;
+        let exponent = if i % 37 == 5 { i } else { 11 - spread.trailing_zeros().min(10) };
+        let exponent = u64::from(exponent) & ((1 << exponent_bits) - 1);
+        let sign = u64::from(i & 1) << (exponent_bits + low_bits);
+        sign | exponent << low_bits | u64::from(spread) & ((1 << low_bits.min(20)) - 1)
+    };
+    (0..n).flat_map(|i| word(i).to_le_bytes().into_iter().take(word_bytes)).collect()
 }
 
 /// Small integers in 32 bits, which have invariant bits.
@@ -70,22 +88,79 @@ fn of_decode() -> Vec<Seed> {
         ("whole_of_c64", case(0b1011, tensor(Dtype::C64, 1, 40, 50), bases, 700, &small(25))),
         ("packed_f6", case(0b0111, tensor(Dtype::F6E2m3, 0, 1028, 6), columns, 100, &[7, 6, 5])),
         ("pieces", case(0b1111, tensor(Dtype::U8, LARGE | 1, 130 << 10, 1), ibp, 999, &[0xC1, 2, 3])),
-        ("fitted", fitted_case()),
+        ("fitted", fitted_case(CodecId::Ibp, Dtype::U32, &small(480))),
+    ]
+}
+
+/// Codecs `planes`: every kind of word, with and without bases, dropped bits and repaired records.
+fn of_decode_planes() -> Vec<Seed> {
+    let case = |flags: u8, tensor: Vec<u8>, metadata: Vec<u8>, overflow_len: u16, body: &[u8]| {
+        [&[flags][..], &tensor, &[0], &metadata, &overflow_len.to_le_bytes(), &[0x55], body].concat()
+    };
+    let table: Vec<u8> = (112..128).rev().collect();
+    let five: Vec<u8> = (0..16).rev().collect();
+    let wide = [0xFF, 3, 0xFE, 3, 0xFD, 3];
+    let floats = weights(90, 8, 2);
+    let given = |codec, form, dropped| planes(codec, form, [1500, 160], &table, dropped);
+    vec![
+        ("planes4_bf16", case(0b1011, tensor(Dtype::Bf16, 0, 100, 30), given(1, 8, [0; 2]), 800, &floats)),
+        ("planes4_list", case(0b0111, tensor(Dtype::F32, 1, 100, 20), given(1, 0, [0; 2]), 90, &small(30))),
+        ("planes4_short", case(0b1011, tensor(Dtype::F32, 0, 333, 5), given(1, 1, [1, 16]), 99, &[0xF3; 9])),
+        (
+            "planes3_bf16",
+            case(0b1111, tensor(Dtype::Bf16, 0, 100, 40), given(2, 8, [0; 2]), 2000, &small(25)),
+        ),
+        ("planes3_front", case(0b0111, tensor(Dtype::F32, 0, 1100, 2), given(2, 0, [0; 2]), 50, &small(40))),
+        (
+            "planes222_bf16",
+            case(0b0111, tensor(Dtype::Bf16, 1, 100, 40), given(3, 8, [0; 2]), 999, &small(25)),
+        ),
+        ("planes222_short", case(0b1111, tensor(Dtype::F32, 0, 100, 20), given(3, 1, [1, 16]), 700, &[0xFF])),
+        (
+            "planes3_f16",
+            case(
+                0b1011,
+                tensor(Dtype::F16, 0, 100, 30),
+                planes(2, 0, [1800, 0], &five, [0; 2]),
+                700,
+                &[0xFF, 3],
+            ),
+        ),
+        (
+            "planes222_f64",
+            case(0b1111, tensor(Dtype::F64, 0, 33, 30), planes(3, 9, [0, 240], &wide, [9, 13]), 500, &floats),
+        ),
+        (
+            "planes4_f8_e5m2",
+            case(0b1011, tensor(Dtype::F8E5m2, 0, 99, 50), planes(1, 8, [0; 2], &five, [0; 2]), 500, &[7]),
+        ),
+        (
+            "planes222_f8_e4m3",
+            case(
+                0b0111,
+                tensor(Dtype::F8E4m3, 1, 99, 50),
+                planes(3, 1, [0; 2], &five, [1, 2]),
+                700,
+                &small(25),
+            ),
+        ),
+        ("fitted_planes4", fitted_case(CodecId::Planes4, Dtype::Bf16, &weights(480, 8, 2))),
+        ("fitted_planes3", fitted_case(CodecId::Planes3, Dtype::F32, &weights(480, 8, 4))),
+        ("fitted_planes222", fitted_case(CodecId::Planes222, Dtype::F16, &weights(480, 5, 2))),
     ]
 }
 
 /// Metadata and a block of the encoder, which nothing repairs.
-fn fitted_case() -> Vec<u8> {
-    let geometry = Geometry::new(Dtype::U32, &[30, 16], Access::Rows, None).expect("a valid shape");
-    let raw = small(480);
-    let fitted = fit(CodecId::Ibp, &geometry, &[(0, &raw)]).expect("a fit of a whole tensor");
-    let metadata = fitted.metadata.expect("ibp has metadata");
+fn fitted_case(codec: CodecId, dtype: Dtype, raw: &[u8]) -> Vec<u8> {
+    let geometry = Geometry::new(dtype, &[30, 16], Access::Rows, None).expect("a valid shape");
+    let fitted = fit(codec, &geometry, &[(0, raw)]).expect("a fit of a whole tensor");
+    let metadata = fitted.metadata.expect("these words shrink");
     let coder = Coder::new(&metadata, &geometry).expect("metadata of this tensor");
     let mut block = Vec::new();
-    encode_block(Encoding::Coded(&coder), &geometry, 0, &raw, &mut block).expect("a block");
+    encode_block(Encoding::Coded(&coder), &geometry, 0, raw, &mut block).expect("a block");
     let metadata = metadata.to_bytes();
     let len = u16::try_from(metadata.len()).unwrap_or(0).to_le_bytes();
-    [&[0][..], &tensor(Dtype::U32, 0, 16, 30), &[0], &len, &metadata, &block].concat()
+    [&[0][..], &tensor(dtype, 0, 16, 30), &[0], &len, &metadata, &block].concat()
 }
 
 fn of_round_trip() -> Vec<Seed> {
@@ -93,6 +168,7 @@ fn of_round_trip() -> Vec<Seed> {
         [&[mode][..], &tensor, &[noise], &rest.concat()].concat()
     };
     let window = metadata(0b10_1011, [500, 80], &[0xF0, 0x3F, 0, 9]);
+    let of = |codec, form| planes(codec, form, [700, 150], &[9, 8, 10, 7, 11, 6], [1, 4]);
     let floats: Vec<u8> = (0..64_u16).flat_map(|i| (0x3F80 + i * 3).to_le_bytes()).collect();
     vec![
         ("raw", case(0, tensor(Dtype::I64, 0, 5, 7), 1, &[&[1, 2, 3]])),
@@ -103,30 +179,45 @@ fn of_round_trip() -> Vec<Seed> {
         ("given_whole", case(5, tensor(Dtype::F32, 1, 56, 60), 1, &[&window, &small(20)])),
         ("given_f4", case(6, tensor(Dtype::F4, 4, 2050, 5), 0x11, &[&metadata(3, [90, 9], &MASK), &[0x12]])),
         ("given_pieces", case(7, tensor(Dtype::F4, LARGE | 1, 130 << 10, 1), 0, &[&window, &floats])),
+        ("fit_planes4", case(13, tensor(Dtype::Bf16, 0, 100, 12), 0, &[&weights(300, 8, 2)])),
+        ("fit_planes3", case(14, tensor(Dtype::F16, 1, 100, 12), 1, &[&weights(300, 5, 2)])),
+        ("fit_planes222", case(15, tensor(Dtype::F32, 0, 60, 10), 0, &[&weights(150, 8, 4)])),
+        ("given_planes4", case(4, tensor(Dtype::Bf16, 0, 1100, 4), 1, &[&of(1, 8), &weights(200, 8, 2)])),
+        ("given_planes3", case(5, tensor(Dtype::F32, 1, 100, 20), 1, &[&of(2, 0), &weights(99, 8, 4)])),
+        ("given_planes222", case(6, tensor(Dtype::F64, 0, 100, 11), 1, &[&of(3, 9), &weights(99, 11, 8)])),
+        ("given_f8", case(7, tensor(Dtype::F8E5m2, 0, 99, 40), 0, &[&of(1, 0), &weights(200, 5, 1)])),
         ("odd_rows", case(2, tensor(Dtype::F8E4m3, 0, 37, 50), 7, &[&small(10)])),
     ]
 }
 
 fn of_block_header() -> Vec<Seed> {
-    let block = |dtype, shape: &[u64], access, ibp: bool| {
+    let block = |codec, dtype, shape: &[u64], access, words: Vec<u8>| {
         let geometry = Geometry::new(dtype, shape, access, None).expect("a valid shape");
-        let raw: Vec<u8> =
-            small(4096).into_iter().take(usize::try_from(geometry.raw_bytes()).unwrap_or(0)).collect();
-        let metadata = fit(CodecId::Ibp, &geometry, &[(0, &raw)]).expect("a fit").metadata;
-        let coder = Coder::new(&metadata.expect("ibp has metadata"), &geometry).expect("of this tensor");
-        let encoding = if ibp { Encoding::Coded(&coder) } else { Encoding::Raw };
+        let raw: Vec<u8> = words.into_iter().take(index(geometry.raw_bytes())).collect();
         let mut bytes = Vec::new();
+        let metadata = fit(codec, &geometry, &[(0, &raw)]).expect("a fit").metadata;
+        let coder = metadata.map(|metadata| Coder::new(&metadata, &geometry).expect("of this tensor"));
+        let encoding = coder.as_ref().map_or(Encoding::Raw, Encoding::Coded);
         encode_block(encoding, &geometry, 0, &raw, &mut bytes).expect("a block");
         bytes
     };
     let case = |flags: u8, bytes: &[u8]| [&[flags], bytes].concat();
-    let raw = block(Dtype::Bf16, &[5, 3], Access::Rows, false);
-    let rows = block(Dtype::U32, &[30, 16], Access::Rows, true);
-    let whole = block(Dtype::U32, &[3, 700], Access::Whole, true);
+    let raw = block(CodecId::Raw, Dtype::Bf16, &[5, 3], Access::Rows, small(4096));
+    let rows = block(CodecId::Ibp, Dtype::U32, &[30, 16], Access::Rows, small(4096));
+    let whole = block(CodecId::Ibp, Dtype::U32, &[3, 700], Access::Whole, small(4096));
+    let floats = || weights(2000, 8, 2);
+    let four = block(CodecId::Planes4, Dtype::Bf16, &[9, 100], Access::Rows, floats());
+    let three = block(CodecId::Planes3, Dtype::Bf16, &[15, 100], Access::Whole, floats());
+    let tiers = block(CodecId::Planes222, Dtype::Bf16, &[9, 100], Access::Rows, floats());
     vec![
         ("raw", case(0, &raw)),
         ("rows", case(0, &rows)),
         ("whole", case(0, &whole)),
+        ("planes4", case(0, &four)),
+        ("planes3", case(0, &three)),
+        ("planes222", case(0, &tiers)),
+        ("planes4_corrected", case(0xF, &four[..64])),
+        ("planes3_corrected", case(0xF, &three[..64])),
         ("raw_corrected", case(0xF, &raw[..64])),
         ("rows_corrected", case(0xF, &rows[..64])),
         ("whole_corrected", case(0xD, &whole[..64])),
