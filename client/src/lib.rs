@@ -68,7 +68,7 @@ pub use view::View;
 
 pub use tierpack_shm::message::{Entry, NamespaceChange, NamespaceEntry};
 pub use tierpack_shm::stats::Stats;
-pub use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype};
+pub use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype, Prefer};
 
 /// Everything may be used from any thread.
 const fn is_send_and_sync<T: Send + Sync>() {}

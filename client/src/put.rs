@@ -7,7 +7,7 @@ use std::io::Read;
 
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::message::Entry;
-use tierpack_shm::types::{Access, CodecChoice, Dtype};
+use tierpack_shm::types::{Access, CodecChoice, Dtype, Prefer};
 
 use crate::client::{Client, check_name};
 use crate::error::{Error, Result};
@@ -40,6 +40,17 @@ impl PutOptions {
     #[must_use]
     pub fn codec(mut self, codec: CodecChoice) -> Self {
         self.codec = codec;
+        self
+    }
+
+    /// What the codec is chosen by: fewest bytes, or a fast decoder among those that save nearly as much.
+    ///
+    /// Only where the codec is chosen: it changes nothing after [`PutOptions::codec`] with one codec.
+    #[must_use]
+    pub fn prefer(mut self, prefer: Prefer) -> Self {
+        if let CodecChoice::Auto(current) = &mut self.codec {
+            *current = prefer;
+        }
         self
     }
 
@@ -114,4 +125,19 @@ fn geometry(name: &str, dtype: Dtype, shape: &[u64], options: &PutOptions) -> Re
     check_name(name)?;
     Geometry::new(dtype, shape, options.access, options.row_elems)
         .map_err(|source| Error::Shape { name: name.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use tierpack_shm::types::CodecId;
+
+    use super::*;
+
+    #[test]
+    fn a_preference_is_for_the_choice_alone() {
+        assert_eq!(PutOptions::new().codec, CodecChoice::Auto(Prefer::Ratio));
+        assert_eq!(PutOptions::new().prefer(Prefer::Speed).codec, CodecChoice::Auto(Prefer::Speed));
+        let ibp = CodecChoice::Only(CodecId::Ibp);
+        assert_eq!(PutOptions::new().codec(ibp).prefer(Prefer::Speed).codec, ibp);
+    }
 }

@@ -7,7 +7,7 @@ use tierpack_kernels::fit::{self, Fit, SAMPLE_BYTES, spread};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::metadata::{Granularity, Metadata};
 use tierpack_kernels::{Coder, Error};
-use tierpack_shm::types::{Access, CodecId, Dtype, UNIT_BYTES, index};
+use tierpack_shm::types::{Access, CodecId, Dtype, Prefer, UNIT_BYTES, index};
 
 /// A slice of a checkpoint in BF16; `tests/data/README.md` says where it comes from.
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/minilm_layer0_bf16.safetensors");
@@ -107,7 +107,7 @@ fn words_that_are_common_are_fitted_as_sparse() {
                 .map(word)
                 .flat_map(|word| word.to_le_bytes().into_iter().take(bytes))
                 .collect();
-            let choice = fit::choose(&geometry, &sample(&geometry, &raw)).expect("a choice");
+            let choice = fit::choose(&geometry, &sample(&geometry, &raw), Prefer::Ratio).expect("a choice");
             assert_eq!(choice.chosen.codec, CodecId::Sparse, "{dtype} {access}");
             assert_eq!(stored_bytes(&geometry, &choice.chosen, &raw), choice.chosen.predicted_stored_bytes);
             let least = if dtype == Dtype::U8 { 80.0 } else { 90.0 };
@@ -185,7 +185,7 @@ fn a_part_predicts_the_whole() {
         .collect();
     let sample = sample(&geometry, &raw);
     assert!(sample.len() < 20);
-    let choice = fit::choose(&geometry, &sample).expect("a choice");
+    let choice = fit::choose(&geometry, &sample, Prefer::Ratio).expect("a choice");
     assert_ne!(choice.chosen.codec, CodecId::Raw);
     let stored = stored_bytes(&geometry, &choice.chosen, &raw);
     let error = stored.abs_diff(choice.chosen.predicted_stored_bytes);
@@ -198,7 +198,7 @@ fn columns_that_differ_get_bases_of_their_own() {
     let geometry = geometry(Dtype::I32, &[4096, 32], Access::Rows);
     let value = |i: u32| (i % 32) * 1000 + (i / 32 * 7) % 16;
     let raw: Vec<u8> = (0..4096 * 32).flat_map(|i| value(i).to_le_bytes()).collect();
-    let choice = fit::choose(&geometry, &sample(&geometry, &raw)).expect("a choice");
+    let choice = fit::choose(&geometry, &sample(&geometry, &raw), Prefer::Ratio).expect("a choice");
     let metadata = choice.chosen.metadata.as_ref().expect("metadata");
     assert_eq!(choice.chosen.codec, CodecId::IbpWindow);
     assert_eq!(metadata.base(), Some(Granularity::Column));
@@ -206,6 +206,87 @@ fn columns_that_differ_get_bases_of_their_own() {
     assert!(choice.others[0].predicted_stored_bytes > choice.chosen.predicted_stored_bytes);
     assert!(choice.chosen.predicted_saved_percent > 70.0, "{}", choice.chosen.predicted_saved_percent);
     stored_bytes(&geometry, &choice.chosen, &raw);
+}
+
+/// The fits of all codecs for the committed weights, whose 16-bit floats are widened to `dtype`.
+fn choice_for_weights(dtype: Dtype, prefer: Prefer) -> fit::Choice {
+    let file = std::fs::read(DATA).expect("the committed data");
+    let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
+    let view = tensors.tensor("encoder.layer.0.attention.self.query.weight").expect("a matrix of BF16");
+    let values =
+        view.data().as_chunks::<2>().0.iter().map(|&[low, high]| f32::from_le_bytes([0, 0, low, high]));
+    let raw: Vec<u8> = match dtype {
+        Dtype::Bf16 => view.data().to_vec(),
+        Dtype::F32 => values.flat_map(f32::to_le_bytes).collect(),
+        _ => values.flat_map(|value| f64::from(value).to_le_bytes()).collect(),
+    };
+    let shape: Vec<u64> = view.shape().iter().map(|&dimension| dimension as u64).collect();
+    let geometry = geometry(dtype, &shape, Access::Rows);
+    fit::choose(&geometry, &sample(&geometry, &raw), prefer).expect("a choice")
+}
+
+#[test]
+fn speed_takes_the_fastest_codec_within_two_points_of_the_best() {
+    // Two bits more in a code are 12 points of 16 bits, 6 of 32 and 3 of 64; escapes and tiers take their part.
+    let expected =
+        [(Dtype::Bf16, CodecId::Planes222), (Dtype::F32, CodecId::Planes3), (Dtype::F64, CodecId::Planes4)];
+    for (dtype, fastest) in expected {
+        let ratio = choice_for_weights(dtype, Prefer::Ratio);
+        assert_eq!(ratio.chosen.codec, CodecId::Planes222, "{dtype}");
+        let best = ratio.chosen.predicted_saved_percent;
+        let speed = choice_for_weights(dtype, Prefer::Speed);
+        assert_eq!(speed.chosen.codec, fastest, "{dtype}");
+        assert!(speed.chosen.predicted_saved_percent >= best - 2.0, "{speed:?}");
+        // What it gave up is what comes next, and whatever is faster was too long.
+        let others = &speed.others;
+        assert!(others.is_sorted_by_key(|fit| fit.predicted_stored_bytes), "{others:?}");
+        assert_eq!(others[0].codec == CodecId::Planes222, fastest != CodecId::Planes222, "{others:?}");
+        let faster = others.iter().filter(|fit| fit.codec >= CodecId::Planes4 && fit.codec < fastest);
+        assert!(faster.clone().all(|fit| fit.predicted_saved_percent < best - 2.0), "{others:?}");
+        assert_eq!(faster.count(), usize::from(fastest as u8 - CodecId::Planes4 as u8), "{others:?}");
+    }
+}
+
+#[test]
+fn integers_are_never_cut_into_planes() {
+    // Bytes that would be good floats.
+    for &dtype in Dtype::ALL {
+        let geometry = geometry(dtype, &[64, 64], Access::Rows);
+        let raw: Vec<u8> = (0..geometry.raw_bytes()).map(|i| if i % 8 == 7 { 0x3F } else { 0x80 }).collect();
+        for prefer in [Prefer::Ratio, Prefer::Speed] {
+            let choice = fit::choose(&geometry, &sample(&geometry, &raw), prefer).expect("a choice");
+            let is_float = matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64);
+            let fits = std::iter::once(&choice.chosen).chain(&choice.others);
+            let has_planes =
+                |fit: &Fit| matches!(fit.codec, CodecId::Planes4 | CodecId::Planes3 | CodecId::Planes222);
+            let n_planes = fits.filter(|fit| has_planes(fit)).count();
+            let is_short_float = dtype.name().starts_with("F8_E4M3") || dtype.name().starts_with("F8_E5M2");
+            assert!(n_planes == 3 || !is_float, "{dtype}: {choice:?}");
+            assert!(n_planes == 0 || is_float || is_short_float, "{dtype}: {choice:?}");
+        }
+    }
+}
+
+#[test]
+fn no_codec_shortens_a_tiny_tensor() {
+    for &dtype in Dtype::ALL {
+        for n_elems in [8, 16, 24, 32, 64, 96, 128] {
+            let geometry = geometry(dtype, &[n_elems / 8, 8], Access::Rows);
+            let raw = vec![0; index(geometry.raw_bytes())];
+            let sample = sample(&geometry, &raw);
+            let choice = fit::choose(&geometry, &sample, Prefer::Ratio).expect("a choice");
+            let is_tiny = geometry.raw_bytes() <= fit::MAX_TINY_BYTES;
+            assert_eq!(choice.others.is_empty(), is_tiny, "{geometry:?}");
+            let least = CodecId::ALL.iter().map(|&codec| fit::fit(codec, &geometry, &sample).expect("a fit"));
+            let least = least.map(|fit| fit.predicted_stored_bytes).min().expect("some codecs");
+            assert_eq!(least, choice.chosen.predicted_stored_bytes, "{geometry:?}");
+        }
+    }
+    // One byte more, and a codec takes a unit of 64 bytes less.
+    let geometry = geometry(Dtype::U8, &[129], Access::Rows);
+    let choice = fit::choose(&geometry, &[(0, &[0; 129])], Prefer::Ratio).expect("a choice");
+    assert_ne!(choice.chosen.codec, CodecId::Raw);
+    assert_eq!(choice.chosen.predicted_stored_bytes, 192);
 }
 
 #[test]
@@ -218,7 +299,7 @@ fn noise_stays_raw() {
             state.to_be_bytes()[0]
         })
         .collect();
-    let choice = fit::choose(&geometry, &sample(&geometry, &raw)).expect("a choice");
+    let choice = fit::choose(&geometry, &sample(&geometry, &raw), Prefer::Ratio).expect("a choice");
     assert_eq!((choice.chosen.codec, choice.chosen.metadata), (CodecId::Raw, None));
     assert_eq!(choice.chosen.predicted_stored_bytes, 64 + 65_536);
     for fit in &choice.others {
@@ -229,7 +310,7 @@ fn noise_stays_raw() {
 #[test]
 fn a_sample_that_does_not_belong_to_the_tensor_is_refused() {
     let geometry = geometry(Dtype::U8, &[4, 3], Access::Rows);
-    assert_eq!(fit::choose(&geometry, &[]), Err(Error::NoSample));
+    assert_eq!(fit::choose(&geometry, &[], Prefer::Ratio), Err(Error::NoSample));
     let result = fit::fit(CodecId::Ibp, &geometry, &[(1, &[0; 12])]);
     assert_eq!(result, Err(Error::NoSuchBlock { block_idx: 1, n_blocks: 1 }));
     let result = fit::fit(CodecId::Ibp, &geometry, &[(0, &[0; 11])]);

@@ -95,6 +95,68 @@ fn check_saved(entry: &Value, raw: u64, stored: u64) {
     assert!((saved - expected).abs() < 1e-9, "{entry}");
 }
 
+/// A matrix of the checkpoint as a npy file of wider floats.
+fn widened(daemon: &Daemon, name: &str, descr: &str) -> String {
+    let (tensors, _) = files::read(Path::new(CHECKPOINT));
+    let FileTensor { shape, bytes, .. } = &tensors["encoder.layer.0.attention.self.query.weight"];
+    let values = bytes.as_chunks::<2>().0.iter().map(|&[low, high]| f32::from_le_bytes([0, 0, low, high]));
+    let bytes: Vec<u8> = match descr {
+        "<f8" => values.flat_map(|value| f64::from(value).to_le_bytes()).collect(),
+        // The same bytes as integers.
+        _ => values.flat_map(f32::to_le_bytes).collect(),
+    };
+    daemon.file(&format!("{name}.npy"), &files::npy(descr, shape, &bytes))
+}
+
+#[test]
+fn a_preference_decides_between_codecs() {
+    let daemon = start();
+    let file = widened(&daemon, "weights", "<f8");
+    for (prefer, codec, runner_up) in
+        [("ratio", "planes:2-2-2", "planes:3"), ("speed", "planes:4", "planes:2-2-2")]
+    {
+        daemon.run_ok(&["put", &file, "--overwrite", "--prefer", prefer]);
+        let entries = daemon.ls(&[]);
+        assert_eq!((&entries[0]["codec"], &entries[0]["runner_up"]), (&codec.into(), &runner_up.into()));
+        let percent = |field: &str| entries[0][field].as_f64().expect("a number");
+        assert!((percent("saved_percent") - percent("predicted_saved_percent")).abs() < 1e-9, "{entries:?}");
+        assert_says(&daemon.run_ok(&["ls", "--verbose"]), &[codec, runner_up]);
+    }
+    let output = daemon.run(&["put", &file, "--overwrite", "--prefer", "speed", "--codec", "ibp"]);
+    assert_eq!(output.status.code(), Some(2));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_says(&errors, &["--prefer is for --codec auto", "--codec ibp leaves no choice"]);
+    let error = daemon.run(&["put", &file, "--codec", "planes"]);
+    assert_says(&String::from_utf8(error.stderr).unwrap(), &["\"planes\"", "planes:4, planes:3"]);
+    let help = daemon.run_ok(&["put", "--help"]);
+    assert_says(&help, &["auto, raw, ibp, ibp:window, planes:4", "--prefer", "speed"]);
+}
+
+#[test]
+fn integers_are_stored_raw_where_planes_are_asked_for() {
+    let daemon = start();
+    let file = widened(&daemon, "integers", "<i4");
+    for prefer in ["ratio", "speed"] {
+        daemon.run_ok(&["put", &file, "--name", prefer, "--prefer", prefer]);
+    }
+    assert_says(&daemon.run_ok(&["put", &file, "--codec", "planes:4"]), &["1 tensor"]);
+    for entry in daemon.ls(&[]) {
+        let codec = entry["codec"].as_str().expect("a name");
+        let asked_for_planes = entry["name"] == "integers";
+        assert!(!codec.starts_with("planes") && (codec == "raw") == asked_for_planes, "{entry}");
+        if asked_for_planes {
+            // The prediction is that of raw, and is kept.
+            assert_eq!(entry["predicted_saved_percent"], entry["saved_percent"]);
+            let nothing = (&Value::Null, &0.into(), &0.into());
+            assert_eq!((&entry["runner_up"], &entry["generation"], &entry["participating"]), nothing);
+        }
+    }
+    let table = daemon.run_ok(&["ls", "--verbose"]);
+    let row = table.lines().find(|line| line.contains("integers")).expect("a row");
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    assert!(cells.contains(&"raw") && cells.ends_with(&["-", "-", "-", "0"]), "{row}");
+}
+
 #[test]
 fn npy_files_are_named_by_their_stem_or_by_name() {
     let daemon = start();

@@ -8,7 +8,7 @@ use tierpack_tests::data::{Random, Words};
 use tierpack_tests::{Daemon, eventually, full};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
-const CODECS: [&str; 4] = ["auto", "raw", "ibp", "ibp:window"];
+const CODECS: [&str; 5] = ["auto", "raw", "ibp", "ibp:window", "planes:2-2-2"];
 
 /// Words that a codec shortens.
 fn compressible(version: u16, len: usize) -> Vec<u8> {
@@ -36,7 +36,7 @@ fn readers_of_a_tensor_that_changes_its_codec_never_see_a_mixture() {
     let put = |n: usize, codec: &str| {
         let options = PutOptions::new().codec(codec.parse().expect("a codec of this test")).overwrite(true);
         let mut bytes = &*versions[n % 2];
-        client.put_with("t", Dtype::U64, &[ROWS, 64], &mut bytes, &options).expect("room");
+        client.put_with("t", Dtype::F64, &[ROWS, 64], &mut bytes, &options).expect("room");
     };
     put(0, "raw");
     let stop = AtomicBool::new(false);

@@ -11,10 +11,19 @@ use tierpack_tests::program::{assert_says, error_line};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CHECKPOINT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/minilm_layer0_bf16.safetensors");
-const CHOICES: [&str; 4] = ["auto", "raw", "ibp", "ibp:window"];
 
 fn start() -> Daemon {
-    Daemon::start(PROGRAM, &["--pool-size", "128MiB", "--lock", "off"])
+    Daemon::start(PROGRAM, &["--pool-size", "192MiB", "--lock", "off"])
+}
+
+/// `auto`, and every codec.
+fn choices() -> impl Iterator<Item = &'static str> {
+    std::iter::once("auto").chain(CodecId::ALL.iter().map(|codec| codec.name()))
+}
+
+/// A dtype of 64 bits that the codec knows.
+fn dtype_for(codec: &str) -> Dtype {
+    if codec.starts_with("planes") { Dtype::F64 } else { Dtype::U64 }
 }
 
 fn choice(name: &str) -> CodecChoice {
@@ -33,6 +42,26 @@ fn number(entry: &Value, field: &str) -> u64 {
 fn compressible(version: u16, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Words::Compressible.fill(&mut bytes, 7, version, 0);
+    bytes
+}
+
+/// Floats whose exponents differ little, except for every 64th, which is any bits.
+fn floats(dtype: Dtype, len: usize) -> Vec<u8> {
+    let (bits, exponent_bits) = match dtype {
+        Dtype::F16 => (16, 5),
+        Dtype::Bf16 => (16, 8),
+        Dtype::F32 => (32, 8),
+        _ => (64, 11),
+    };
+    let mut random = Random::new(bits);
+    let mut bytes = vec![0; len];
+    for (n, word) in bytes.chunks_exact_mut(dtype.bits() as usize / 8).enumerate() {
+        let any = random.next_u64();
+        let exponent = (1 << (exponent_bits - 1)) - 2 - u64::from(random.next_u64().trailing_zeros() % 8);
+        let place = bits - 1 - exponent_bits;
+        let float = any & !(((1 << exponent_bits) - 1) << place) | exponent << place;
+        word.copy_from_slice(&if n % 64 == 0 { any } else { float }.to_le_bytes()[..word.len()]);
+    }
     bytes
 }
 
@@ -76,7 +105,7 @@ fn real_weights_come_back_bit_for_bit_with_every_codec() {
     let (tensors, _) = files::read(Path::new(CHECKPOINT));
     let out = daemon.dir().join("out.safetensors");
     let out_path = out.to_str().expect("a path of the test");
-    for codec in CHOICES {
+    for codec in choices() {
         for access in ["rows", "whole"] {
             let namespace = format!("{codec} {access}");
             let ns = ["--namespace", &namespace];
@@ -105,29 +134,39 @@ fn real_weights_come_back_bit_for_bit_with_every_codec() {
 fn rows_in_pieces_and_rows_that_do_not_fit_their_stride_come_back() {
     let daemon = start();
     let client = daemon.client();
-    let bytes = compressible(1, 8 * 80_000);
-    // Three pieces a row; many rows a block; rows of a given length; all of it as one row.
-    let shapes: [(&str, Dtype, &[u64], Option<u64>); 4] = [
-        ("pieces", Dtype::U8, &[2, 320_000], None),
-        ("rows", Dtype::U64, &[800, 100], None),
-        ("flat", Dtype::U64, &[80_000], Some(50)),
-        ("one", Dtype::I32, &[160_000], None),
+    // Several pieces a row; many rows a block; rows of a given length; all of it as one row.
+    let shapes: [(Dtype, &[u64], Option<u64>); 8] = [
+        (Dtype::U8, &[2, 320_000], None),
+        (Dtype::U64, &[800, 100], None),
+        (Dtype::U64, &[80_000], Some(50)),
+        (Dtype::I32, &[160_000], None),
+        (Dtype::Bf16, &[2, 160_000], None),
+        (Dtype::F32, &[1600, 100], None),
+        (Dtype::F64, &[80_000], Some(50)),
+        (Dtype::F16, &[320_000], None),
     ];
-    for codec in CHOICES {
-        for (shape_name, dtype, shape, row_elems) in shapes {
+    for codec in choices() {
+        for (dtype, shape, row_elems) in shapes {
+            let is_float = matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64);
+            let bytes = if is_float { floats(dtype, 640_000) } else { compressible(1, 640_000) };
+            // Integers have no exponents, and are left raw.
+            let is_raw = codec == "raw" || codec.starts_with("planes") && !is_float;
+            let is_shorter = codec.starts_with("ibp") || codec.starts_with("planes") || codec == "auto";
             for access in [Access::Rows, Access::Whole] {
                 let mut options = options(codec).access(access);
                 options.row_elems = row_elems;
-                let name = format!("{codec} {shape_name} {access}");
+                let name = format!("{codec} {dtype} {shape:?} {access}");
                 let entry = client.put_with(&name, dtype, shape, &mut &*bytes, &options);
                 let entry = entry.expect("the pool has room");
-                assert_eq!(codec == "raw", entry.codec == CodecId::Raw, "{name}: {entry:?}");
-                assert_eq!(codec == "raw", entry.stored_bytes > entry.raw_bytes * 3 / 4, "{name}: {entry:?}");
-                assert_eq!(
-                    entry.escapes > 0,
-                    codec.starts_with("ibp") || codec == "auto",
-                    "{name}: {entry:?}"
-                );
+                assert_eq!(is_raw, entry.codec == CodecId::Raw, "{name}: {entry:?}");
+                assert!(codec == "auto" || is_raw || entry.codec.name() == codec, "{name}: {entry:?}");
+                let has_planes = entry.codec.name().starts_with("planes");
+                assert!(!has_planes || is_float, "{name}: {entry:?}");
+                if is_raw || is_shorter {
+                    let most = if is_float { entry.raw_bytes } else { entry.raw_bytes * 3 / 4 };
+                    assert_eq!(is_raw, entry.stored_bytes > most, "{name}: {entry:?}");
+                    assert_eq!(is_raw, entry.escapes == 0, "{name}: {entry:?}");
+                }
                 check(&client, &name, &bytes);
                 assert_eq!(client.verify(&name, |_, _| ()).expect("not damaged"), entry.raw_bytes);
             }
@@ -156,18 +195,18 @@ fn a_long_tensor_is_verified_in_turns() {
 fn noise_takes_no_more_than_raw_and_auto_leaves_it_alone() {
     let daemon = start();
     let client = daemon.client();
-    for (n, (rows, columns)) in
-        [(4096_u64, 64_u64), (1, 40_000), (1000, 8), (100, 3), (1, 1)].into_iter().enumerate()
-    {
+    let shapes = [(4096_u64, 64_u64), (1, 40_000), (1000, 8), (100, 3), (1, 1)];
+    let dtypes = [Dtype::U64, Dtype::F64];
+    for (dtype, (rows, columns)) in dtypes.into_iter().flat_map(|dtype| shapes.map(|shape| (dtype, shape))) {
         let bytes = noise(usize::try_from(rows * columns * 8).expect("a small tensor"));
         let put = |codec: &str| {
-            let name = format!("{n} {codec}");
-            let entry = client.put_with(&name, Dtype::U64, &[rows, columns], &mut &*bytes, &options(codec));
+            let name = format!("{dtype} {rows} {columns} {codec}");
+            let entry = client.put_with(&name, dtype, &[rows, columns], &mut &*bytes, &options(codec));
             check(&client, &name, &bytes);
             entry.expect("the pool has room")
         };
         let raw = put("raw");
-        for codec in ["ibp", "ibp:window"] {
+        for codec in CodecId::ALL[1..].iter().map(|codec| codec.name()) {
             // Header, mask, bit values and bases by column, rounded up.
             let metadata = (48 + 3 * columns * 8).next_multiple_of(64);
             let entry = put(codec);
@@ -182,14 +221,16 @@ fn noise_takes_no_more_than_raw_and_auto_leaves_it_alone() {
 #[test]
 fn what_the_sample_promises_is_what_is_stored() {
     let daemon = start();
-    for codec in CHOICES {
+    for codec in choices() {
         daemon.run_ok(&["put", CHECKPOINT, "--codec", codec, "--namespace", codec]);
     }
     let client = daemon.client();
-    for codec in CHOICES {
+    for codec in choices() {
         // Longer than one chunk, of which the sample is taken.
         let mut source = Source::of(Words::Compressible, 7, 1);
-        client.put_with(codec, Dtype::U64, &[32 << 10, 64], &mut source, &options(codec)).expect("room");
+        client
+            .put_with(codec, dtype_for(codec), &[32 << 10, 64], &mut source, &options(codec))
+            .expect("room");
     }
     for entry in daemon.ls(&["--verbose"]) {
         let percent = |field: &str| entry[field].as_f64().expect("a number");
@@ -208,7 +249,10 @@ fn what_the_sample_promises_is_what_is_stored() {
         }
     }
     assert!(daemon.ls(&[]).iter().any(|entry| !entry["runner_up"].is_null()));
-    assert_says(&daemon.run_ok(&["ls", "--verbose"]), &["predicted %", "runner-up", "fit %", "ibp"]);
+    assert_says(
+        &daemon.run_ok(&["ls", "--verbose"]),
+        &["predicted %", "runner-up", "fit %", "ibp", "planes:2-2-2"],
+    );
 }
 
 #[test]
@@ -216,8 +260,10 @@ fn a_view_shows_raw_tensors_only() {
     let daemon = start();
     let client = daemon.client();
     let bytes = compressible(1, 512 << 10);
-    for codec in CHOICES {
-        client.put_with(codec, Dtype::U64, &[1 << 10, 64], &mut &*bytes, &options(codec)).expect("room");
+    for codec in choices() {
+        client
+            .put_with(codec, dtype_for(codec), &[1 << 10, 64], &mut &*bytes, &options(codec))
+            .expect("room");
         let view = client.open(codec).expect("it is there").view();
         match view {
             Ok(view) => assert!(codec == "raw" && view.block(0).expect("a block") == &bytes[..256 << 10]),
@@ -236,7 +282,7 @@ fn a_view_shows_raw_tensors_only() {
 fn a_program_without_vector_code_reads_the_same_bytes() {
     let daemon = start();
     let out = daemon.dir().join("out.safetensors");
-    for codec in CHOICES {
+    for codec in choices() {
         daemon.run_ok(&["put", CHECKPOINT, "--codec", codec, "--overwrite"]);
         let mut command = daemon.command();
         command.env("TIERPACK_CPU", "scalar").args(["get", "--all", "-o"]).arg(&out);

@@ -60,10 +60,12 @@ fn killed_clients_of_encoded_tensors_leave_nothing_and_disturb_nobody() {
 fn kill_clients(codec: CodecId) {
     let mut daemon = Daemon::start(PROGRAM, &["--pool-size", "256MiB", "--lock", "off"]);
     let client = daemon.client();
-    for (name, id, rows) in [("features", 7, 64 << 10), ("small", 8, 512)] {
+    let small_codec = if codec == CodecId::Raw { codec } else { CodecId::Planes222 };
+    let tensors = [("features", 7, 64 << 10, Dtype::U64, codec), ("small", 8, 512, Dtype::F64, small_codec)];
+    for (name, id, rows, dtype, codec) in tensors {
         let mut source = Source::of(Words::new(codec != CodecId::Raw), id, 3);
         let options = PutOptions::new().codec(CodecChoice::Only(codec));
-        let entry = client.put_with(name, Dtype::U64, &[rows, 64], &mut source, &options);
+        let entry = client.put_with(name, dtype, &[rows, 64], &mut source, &options);
         assert_eq!(entry.expect("the pool has room").codec, codec);
     }
     let before = Baseline::take(&daemon, 1);

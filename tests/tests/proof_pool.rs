@@ -60,6 +60,11 @@ fn eight_processes_decode_one_pool_without_a_system_call() {
     prove(CodecId::Ibp, if full() { POOL_BYTES } else { POOL_BYTES / 8 });
 }
 
+#[test]
+fn eight_processes_decode_planes_without_a_system_call() {
+    prove(CodecId::Planes222, if full() { POOL_BYTES } else { POOL_BYTES / 32 });
+}
+
 /// One proof at a time: each prints figures.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -71,7 +76,7 @@ fn prove(codec: CodecId, raw_bytes: u64) {
     let client = daemon.client();
     let mut source = Source::of(Words::new(codec != CodecId::Raw), 7, 3);
     let options = PutOptions::new().codec(CodecChoice::Only(codec));
-    let entry = client.put_with("features", Dtype::U64, &shape, &mut source, &options);
+    let entry = client.put_with("features", Dtype::F64, &shape, &mut source, &options);
     let entry = entry.expect("the pool has room");
     assert_eq!((entry.raw_bytes, entry.codec), (raw_bytes, codec));
     assert_eq!(codec == CodecId::Raw, entry.stored_bytes > raw_bytes, "{entry:?}");

@@ -18,7 +18,8 @@ mod table;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use commands::{bench, demo, get, ls, ns, put, rm, serve, stats, verify};
 use output::Output;
@@ -67,9 +68,24 @@ enum Command {
     DemoReader(demo::reader::Args),
 }
 
+impl Cli {
+    /// Checks what depends on the value of an option.
+    fn checked(self) -> Result<Self, clap::Error> {
+        let Command::Put(args) = &self.command else { return Ok(self) };
+        let Some(conflict) = args.conflict() else { return Ok(self) };
+        let mut command = Self::command();
+        command.build();
+        let error = match command.find_subcommand_mut("put") {
+            Some(put) => put.error(ErrorKind::ArgumentConflict, conflict),
+            None => command.error(ErrorKind::ArgumentConflict, conflict),
+        };
+        Err(error)
+    }
+}
+
 /// The whole program: reads the process's arguments, runs one command, gives the exit code.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse().checked().unwrap_or_else(|error| error.exit());
     let mut out = Output::stdout();
     let end = run(cli, &mut out).and_then(|code| {
         out.finish()?;
@@ -106,8 +122,6 @@ fn run(cli: Cli, out: &mut Output) -> anyhow::Result<ExitCode> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
@@ -124,6 +138,32 @@ mod tests {
             };
             assert!(parse(&["a", "b"]) && parse(&["--all"]) && parse(&["--all", "--namespace", "n"]));
             assert!(!parse(&[]) && !parse(&["a", "--all"]));
+        }
+    }
+
+    #[test]
+    fn a_preference_needs_a_choice() {
+        let parse = |args: &[&str]| {
+            Cli::try_parse_from([&["tierpack", "put", "x.npy"], args].concat()).and_then(Cli::checked)
+        };
+        for args in
+            [&["--prefer", "speed"][..], &["--prefer", "ratio", "--codec", "auto"], &["--codec", "ibp"]]
+        {
+            assert!(parse(args).is_ok(), "{args:?}");
+        }
+        let error = parse(&["--prefer", "ratio", "--codec", "ibp:window"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        let text = error.to_string();
+        assert!(text.contains("--codec ibp:window leaves no choice") && text.contains("put"), "{text}");
+        assert!(parse(&["--prefer", "size"]).is_err());
+    }
+
+    #[test]
+    fn the_help_names_every_codec() {
+        let mut command = Cli::command();
+        let help = command.find_subcommand_mut("put").unwrap().render_long_help().to_string();
+        for codec in tierpack_client::CodecId::ALL {
+            assert!(help.contains(codec.name()), "{codec} is not in {help}");
         }
     }
 

@@ -32,8 +32,8 @@ impl Coding {
     ) -> tierpack_kernels::Result<Self> {
         match choice {
             CodecChoice::Only(codec) => Self::from_fit(fit(codec, geometry, sample)?, None, geometry),
-            CodecChoice::Auto => {
-                let Choice { chosen, others, .. } = choose(geometry, sample)?;
+            CodecChoice::Auto(prefer) => {
+                let Choice { chosen, others, .. } = choose(geometry, sample, prefer)?;
                 let runner_up = others.first().map(|fit| (fit.codec, fit.predicted_stored_bytes));
                 Self::from_fit(chosen, runner_up, geometry)
             }

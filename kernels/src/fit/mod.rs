@@ -4,11 +4,13 @@
 //! for `ibp:window` the bases.
 //! Every candidate is measured, not estimated: heads, padding, overflow, headers, extent rounding and the
 //! metadata themselves all count.
-//! [`choose`] fits every codec and keeps the one with the fewest bytes.
+//! [`choose`] fits every codec and keeps the one with the fewest bytes, or one that decodes faster and is nearly as
+//! short.
 //! Where the sample is only a part of the tensor, one half of its blocks sets the metadata and the other half
 //! measures them, so that masks and bases of few rows do not praise themselves.
 
 mod bases;
+mod choice;
 mod count;
 mod ibp;
 mod measure;
@@ -23,13 +25,12 @@ use crate::geometry::Geometry;
 use crate::metadata::Metadata;
 use crate::window::Window;
 
+pub use choice::{Choice, LEAST_SAVED_PERCENT, MAX_TINY_BYTES, SPEED_PERCENT, choose};
+
 use search::Search;
 
 /// Raw bytes that a sample has, at most, unless one block has more: spread evenly over the tensor.
 pub const SAMPLE_BYTES: u64 = 4 << 20;
-
-/// A codec that saves less than this share of the stored bytes of `raw` is not chosen.
-pub const LEAST_SAVED_PERCENT: f64 = 3.0;
 
 /// One block of the sample: its number and its raw bytes.
 pub type Sample<'a> = (u64, &'a [u8]);
@@ -48,16 +49,6 @@ pub struct Fit {
     pub predicted_saved_percent: f64,
     /// Elements of the sample.
     pub sample_elems: u64,
-}
-
-/// The fits of every codec, the best first.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Choice {
-    /// The codec to use.
-    pub chosen: Fit,
-    /// The others, by predicted bytes.
-    pub others: Vec<Fit>,
 }
 
 /// Blocks that make a sample: all of a small tensor, else as many as [`SAMPLE_BYTES`] hold, evenly spaced.
@@ -83,30 +74,6 @@ const fn middle(i: u64, n: u64, n_blocks: u64) -> u64 {
     ((2 * i as u128 + 1) * n_blocks as u128 / (2 * n as u128)) as u64
 }
 
-/// Fits every codec to the sample and chooses the one with the fewest predicted bytes.
-///
-/// `raw` where the best of the others saves under [`LEAST_SAVED_PERCENT`].
-///
-/// # Errors
-/// Those of [`fit`].
-pub fn choose(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Choice> {
-    let mut fits = Vec::new();
-    for &codec in CodecId::ALL {
-        let fit = fit(codec, geometry, sample)?;
-        if fit.codec == codec {
-            fits.push(fit);
-        }
-    }
-    let raw_bytes = fits[0].predicted_stored_bytes;
-    fits.sort_by_key(|fit| {
-        let saved = percent_saved(fit.predicted_stored_bytes, raw_bytes);
-        let worth_it = fit.codec == CodecId::Raw || saved >= LEAST_SAVED_PERCENT;
-        (!worth_it, fit.predicted_stored_bytes)
-    });
-    let chosen = fits.remove(0);
-    Ok(Choice { chosen, others: fits })
-}
-
 /// Fits the metadata of one codec to a sample.
 ///
 /// `sample` holds blocks of the tensor, best those of [`sample_blocks`], each once, with its raw bytes.
@@ -118,7 +85,12 @@ pub fn choose(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Choice> {
 /// [`Error::NoSample`] without blocks; [`Error::NoSuchBlock`] and [`Error::RawLength`] where a block does not
 /// belong to the tensor; [`Error::UnknownCodec`] for a codec that has no fit.
 pub fn fit(codec: CodecId, geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Fit> {
-    let search = Search::new(geometry, sample)?;
+    fit_in(&Search::new(geometry, sample)?, codec)
+}
+
+/// As [`fit`], with a sample that several codecs share.
+fn fit_in(search: &Search<'_>, codec: CodecId) -> Result<Fit> {
+    let geometry = search.geometry();
     let raw = || (None, search.raw_stored());
     let (metadata, stored_bytes) = match codec {
         CodecId::Raw => raw(),
@@ -137,8 +109,7 @@ pub fn fit(codec: CodecId, geometry: &Geometry, sample: &[Sample<'_>]) -> Result
         metadata,
         predicted_stored_bytes: stored_bytes,
         predicted_saved_percent: percent_saved(stored_bytes, geometry.raw_bytes()),
-        sample_elems: sample.iter().map(|(_, raw)| raw.len() as u64 * 8).sum::<u64>()
-            / u64::from(geometry.dtype().bits()),
+        sample_elems: search.sample_elems(),
     })
 }
 

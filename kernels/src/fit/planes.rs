@@ -14,35 +14,104 @@ use crate::planes::{Dropped, ESCAPE, Parts, Planes, Schedule};
 /// Bits that a run must have to be dropped: fewer may be alike by chance.
 const LEAST_DROPPED: u32 = 2;
 
-/// Without bases, and with one per column where the tensor has columns.
-pub(super) fn candidates(
-    schedule: Schedule,
-    parts: Parts,
-    words: &[Words],
-    geometry: &Geometry,
-) -> Vec<metadata::Planes> {
-    let dropped = dropped(parts, words);
-    let form = |bases: Option<Box<[u16]>>| {
-        let table = table(schedule, parts, words, geometry, bases.as_deref());
-        metadata::Planes::new(schedule, parts, dropped, table, bases)
-    };
-    let mut forms = vec![form(None)];
-    if bases_may_be_per_column(geometry) && geometry.n_rows() > 1 {
-        forms.push(form(Some(bases(parts, words, geometry))));
+/// Columns whose exponents are counted side by side: their counts stay in the cache.
+const TILE_COLUMNS: usize = 64;
+
+/// What a sample says about its words, whatever the schedule.
+pub(super) struct Statistics {
+    dropped: Dropped,
+    /// Elements by their exponent.
+    counts: Vec<u64>,
+    /// A base per column, and the elements by their exponent less it; `None` where the tensor has no columns.
+    by_column: Option<(Box<[u16]>, Vec<u64>)>,
+}
+
+impl Statistics {
+    pub(super) fn of(parts: Parts, words: &[Words], geometry: &Geometry) -> Self {
+        match parts.word_bits {
+            8 => Self::of_words::<1>(parts, words, geometry),
+            16 => Self::of_words::<2>(parts, words, geometry),
+            32 => Self::of_words::<4>(parts, words, geometry),
+            _ => Self::of_words::<8>(parts, words, geometry),
+        }
     }
-    forms
+
+    fn of_words<const BYTES: usize>(parts: Parts, words: &[Words], geometry: &Geometry) -> Self {
+        let dropped = dropped::<BYTES>(parts, words);
+        if bases_may_be_per_column(geometry) && geometry.n_rows() > 1 {
+            return Self::of_columns::<BYTES>(parts, dropped, words, geometry);
+        }
+        let mut counts = vec![0; 1 << parts.exponent_bits];
+        for block in words {
+            for word in block.bytes.as_chunks::<BYTES>().0 {
+                counts[exponent_of(parts, word)] += 1;
+            }
+        }
+        Self { dropped, counts, by_column: None }
+    }
+
+    /// Counts by column: the base of each is the lower median of its exponents.
+    fn of_columns<const BYTES: usize>(
+        parts: Parts,
+        dropped: Dropped,
+        words: &[Words],
+        geometry: &Geometry,
+    ) -> Self {
+        let n_exponents = 1 << parts.exponent_bits;
+        let (mut counts, mut reduced) = (vec![0; n_exponents], vec![0; n_exponents]);
+        let mut bases = Vec::with_capacity(index(geometry.row_elems()));
+        let row_bytes = index(geometry.row_bytes());
+        let mut tile = vec![0_u32; TILE_COLUMNS * n_exponents];
+        for start in (0..row_bytes).step_by(TILE_COLUMNS * BYTES) {
+            let end = row_bytes.min(start + TILE_COLUMNS * BYTES);
+            tile.fill(0);
+            // Rows of one block stand one behind the other, and pieces have no bases.
+            for row in words.iter().flat_map(|block| block.bytes.chunks_exact(row_bytes)) {
+                let columns = tile.chunks_exact_mut(n_exponents);
+                for (word, counts) in row[start..end].as_chunks::<BYTES>().0.iter().zip(columns) {
+                    counts[exponent_of(parts, word)] += 1;
+                }
+            }
+            for column in tile.chunks_exact(n_exponents).take((end - start) / BYTES) {
+                let base = median(column);
+                for (exponent, &count) in column.iter().enumerate().filter(|&(_, &count)| count > 0) {
+                    counts[exponent] += u64::from(count);
+                    reduced[exponent.wrapping_sub(base) & (n_exponents - 1)] += u64::from(count);
+                }
+                bases.push(exponent(base));
+            }
+        }
+        Self { dropped, counts, by_column: Some((bases.into(), reduced)) }
+    }
+
+    /// Without bases, and with one per column where the tensor has columns.
+    pub(super) fn candidates(&self, schedule: Schedule, parts: Parts) -> Vec<metadata::Planes> {
+        let form = |counts: &[u64], bases: Option<Box<[u16]>>| {
+            metadata::Planes::new(schedule, parts, self.dropped, table(schedule, counts), bases)
+        };
+        let by_column = self.by_column.as_ref().map(|(bases, reduced)| form(reduced, Some(bases.clone())));
+        std::iter::once(form(&self.counts, None)).chain(by_column).collect()
+    }
+}
+
+/// The exponent of a word.
+#[inline(always)]
+fn exponent_of<const BYTES: usize>(parts: Parts, word: &[u8; BYTES]) -> usize {
+    index(read_word(word) >> (parts.low_bits() - 1) & low(parts.exponent_bits))
 }
 
 /// The longest run of low bits that are the same in all words.
-fn dropped(parts: Parts, words: &[Words]) -> Dropped {
-    let word_bytes = (parts.word_bits / 8) as usize;
-    let mut rotated = words
-        .iter()
-        .flat_map(|block| block.bytes.chunks_exact(word_bytes))
-        .map(|word| parts.rotated(read_word(word)));
-    let Some(model) = rotated.next() else { return Dropped::default() };
-    let constant = !rotated.fold(0, |changed, word| changed | word ^ model) & low(parts.low_bits());
-    let (mut best, mut left) = (Dropped::default(), constant);
+fn dropped<const BYTES: usize>(parts: Parts, words: &[Words]) -> Dropped {
+    let all = || words.iter().flat_map(|block| block.bytes.as_chunks::<BYTES>().0);
+    let Some(model) = all().next().map(|word| read_word(word)) else { return Dropped::default() };
+    let mut changed = 0;
+    for block in words {
+        for word in block.bytes.as_chunks::<BYTES>().0 {
+            changed |= read_word(word) ^ model;
+        }
+    }
+    let (model, changed) = (parts.rotated(model), parts.rotated(changed));
+    let (mut best, mut left) = (Dropped::default(), !changed & low(parts.low_bits()));
     while left != 0 {
         let first = left.trailing_zeros();
         let bits = (left >> first).trailing_ones();
@@ -54,55 +123,23 @@ fn dropped(parts: Parts, words: &[Words]) -> Dropped {
     if best.bits < LEAST_DROPPED { Dropped::default() } else { best }
 }
 
-/// Calls `each` with every exponent and its column.
-fn each_exponent(parts: Parts, words: &[Words], geometry: &Geometry, mut each: impl FnMut(usize, usize)) {
-    let word_bytes = (parts.word_bits / 8) as usize;
-    let (shift, mask) = (parts.low_bits() - 1, low(parts.exponent_bits));
-    // Rows of one block stand one behind the other, and pieces have no bases.
-    for block in words {
-        for row in block.bytes.chunks(index(geometry.row_bytes())) {
-            for (column, word) in row.chunks_exact(word_bytes).enumerate() {
-                each(column, index(read_word(word) >> shift & mask));
-            }
-        }
-    }
-}
-
-/// The lower median of each column's exponents.
-fn bases(parts: Parts, words: &[Words], geometry: &Geometry) -> Box<[u16]> {
-    let n_exponents = 1 << parts.exponent_bits;
-    let mut counts = vec![0_u32; index(geometry.row_elems()) * n_exponents];
-    each_exponent(parts, words, geometry, |column, exponent| counts[column * n_exponents + exponent] += 1);
-    let median = |counts: &[u32]| {
-        let half = counts.iter().map(|&count| u64::from(count)).sum::<u64>().div_ceil(2);
-        let mut below = 0;
-        let reaches = |&count: &u32| {
-            below += u64::from(count);
-            below >= half
-        };
-        exponent(counts.iter().position(reaches).unwrap_or(0))
+/// The lower median of counted exponents.
+fn median(counts: &[u32]) -> usize {
+    let half = counts.iter().map(|&count| u64::from(count)).sum::<u64>().div_ceil(2);
+    let mut below = 0;
+    let reaches = |&count: &u32| {
+        below += u64::from(count);
+        below >= half
     };
-    counts.chunks_exact(n_exponents).map(median).collect()
+    counts.iter().position(reaches).unwrap_or(0)
 }
 
 fn exponent(number: usize) -> u16 {
     u16::try_from(number).expect("an exponent has at most 11 bits")
 }
 
-/// The most frequent exponents, less their bases, the most frequent first and the smaller of equal ones.
-fn table(
-    schedule: Schedule,
-    parts: Parts,
-    words: &[Words],
-    geometry: &Geometry,
-    bases: Option<&[u16]>,
-) -> Box<[u16]> {
-    let mut counts = vec![0_u64; 1 << parts.exponent_bits];
-    let mask = counts.len() - 1;
-    each_exponent(parts, words, geometry, |column, exponent| {
-        let base = bases.map_or(0, |bases| usize::from(bases[column]));
-        counts[exponent.wrapping_sub(base) & mask] += 1;
-    });
+/// The most frequent exponents, the most frequent first and the smaller of equal ones.
+fn table(schedule: Schedule, counts: &[u64]) -> Box<[u16]> {
     let mut order: Vec<usize> = (0..counts.len()).collect();
     order.sort_by_key(|&exponent| (u64::MAX - counts[exponent], exponent));
     (0..schedule.n_codes()).map(|rank| order.get(rank).copied().map_or(0, exponent)).collect()
@@ -115,20 +152,9 @@ pub(super) fn measure(form: &metadata::Planes, words: &[Words], geometry: &Geome
     let Some(planes) = Planes::new(form, dtype) else {
         return Measured { record_stride: 0, tail_stride: 0, stored_bytes: u64::MAX };
     };
-    let escape_bits = match form.schedule {
-        Schedule::Four => 8 * ENTRY_BYTES,
-        _ => planes.parts.exponent_bits as usize,
-    };
-    // Bits beyond the fixed part, by rank.
-    let extra_of = |rank: u8| match (rank, form.schedule) {
-        (ESCAPE, Schedule::Tiers) => 4 + escape_bits,
-        (ESCAPE, _) => escape_bits,
-        (rank, Schedule::Tiers) => 2 * usize::from(rank / 3),
-        _ => 0,
-    };
-    let extra: Vec<usize> = planes.ranks.iter().map(|&rank| extra_of(rank)).collect();
+    let ruler = Ruler::new(&planes);
     let mut lens = Vec::new();
-    each_record(words, geometry, |words, start| lens.push(record_len(&planes, &extra, words, start)));
+    each_record(words, geometry, |words, start| lens.push(ruler.record_len(words, start)));
     if form.schedule != Schedule::Four {
         return measure_lens(words, geometry, &rules, &lens);
     }
@@ -148,24 +174,85 @@ pub(super) fn measure(form: &metadata::Planes, words: &[Words], geometry: &Geome
     Measured { record_stride, tail_stride, stored_bytes }
 }
 
-/// Bytes of one record, head included; of `planes:4`, bytes of its escapes.
-fn record_len(planes: &Planes, extra: &[usize], words: &[u8], start: usize) -> u32 {
-    let word_bytes = planes.word_bytes();
-    let (first, n) = (start / word_bytes, words.len() / word_bytes);
-    let (shift, mask) = (planes.parts.low_bits() - 1, extra.len() - 1);
-    let (mut bits, mut fits) = (0, true);
-    for (i, word) in words.chunks_exact(word_bytes).enumerate() {
-        let word = read_word(word);
-        let low_bits = planes.parts.rotated(word) & low(planes.parts.low_bits());
-        fits &= planes.dropped.bits == 0 || planes.dropped.shrink(low_bits).is_some();
-        bits += extra[index(word >> shift).wrapping_sub(usize::from(planes.base(first + i))) & mask];
+/// Exponents of 11 bits.
+const MAX_EXPONENTS: usize = 1 << 11;
+
+/// Measures records under one form.
+struct Ruler<'a> {
+    planes: &'a Planes,
+    /// Bits beyond the fixed part, by exponent less its base; shorter exponents repeat.
+    extra: Box<[u8; MAX_EXPONENTS]>,
+    /// The dropped bits of a word, as it stands in the tensor, and their value.
+    dropped_mask: u64,
+    dropped_value: u64,
+}
+
+impl<'a> Ruler<'a> {
+    fn new(planes: &'a Planes) -> Self {
+        let escape_bits = match planes.schedule {
+            Schedule::Four => 8 * ENTRY_BYTES,
+            _ => planes.parts.exponent_bits as usize,
+        };
+        let extra_of = |rank: u8| match (rank, planes.schedule) {
+            (ESCAPE, Schedule::Tiers) => 4 + escape_bits,
+            (ESCAPE, _) => escape_bits,
+            (rank, Schedule::Tiers) => 2 * usize::from(rank / 3),
+            _ => 0,
+        };
+        let extra = |exponent: usize| {
+            let bits = extra_of(planes.ranks[exponent & (planes.ranks.len() - 1)]);
+            u8::try_from(bits).expect("an escape has at most 32 bits")
+        };
+        let Dropped { first, bits, value } = planes.dropped;
+        Self {
+            planes,
+            extra: Box::new(std::array::from_fn(extra)),
+            dropped_mask: planes.parts.unrotated(low(bits) << first),
+            dropped_value: planes.parts.unrotated(value << first),
+        }
     }
-    let len = match planes.schedule {
-        Schedule::Four if fits => bits / 8,
-        // The whole block becomes raw.
-        Schedule::Four => 1 << 20,
-        _ if fits => index(HEAD_BYTES) + (planes.shape.fixed_bits(n) + bits).div_ceil(8).min(words.len()),
-        _ => index(HEAD_BYTES) + words.len(),
-    };
-    u32::try_from(len).expect("a record has at most 8 KiB and a head")
+
+    /// Bytes of one record, head included; of `planes:4`, bytes of its escapes.
+    fn record_len(&self, words: &[u8], start: usize) -> u32 {
+        let planes = self.planes;
+        let word_bytes = planes.word_bytes();
+        let (first, n) = (start / word_bytes, words.len() / word_bytes);
+        let (bits, fits) = match word_bytes {
+            1 => self.extra_bits::<1>(words, first),
+            2 => self.extra_bits::<2>(words, first),
+            4 => self.extra_bits::<4>(words, first),
+            _ => self.extra_bits::<8>(words, first),
+        };
+        let len = match planes.schedule {
+            Schedule::Four if fits => bits / 8,
+            // The whole block becomes raw.
+            Schedule::Four => 1 << 20,
+            _ if fits => index(HEAD_BYTES) + (planes.shape.fixed_bits(n) + bits).div_ceil(8).min(words.len()),
+            _ => index(HEAD_BYTES) + words.len(),
+        };
+        u32::try_from(len).expect("a record has at most 8 KiB and a head")
+    }
+
+    /// Bits beyond the fixed part, and whether all dropped bits have their value.
+    fn extra_bits<const BYTES: usize>(&self, words: &[u8], first: usize) -> (usize, bool) {
+        let (mut left, shift) = (words.as_chunks::<BYTES>().0, self.planes.parts.low_bits() - 1);
+        let (mut bits, mut missed) = (0, 0);
+        let mut add = |word: &[u8; BYTES], base: usize| {
+            let word = read_word(word);
+            missed |= (word ^ self.dropped_value) & self.dropped_mask;
+            let exponent = index(word >> shift).wrapping_sub(base);
+            bits += usize::from(self.extra[exponent % MAX_EXPONENTS]);
+        };
+        let Some(bases) = self.planes.bases.as_deref() else {
+            left.iter().for_each(|word| add(word, 0));
+            return (bits, missed == 0);
+        };
+        let mut from = first % bases.len().max(1);
+        while !left.is_empty() {
+            let (now, later) = left.split_at(left.len().min(bases.len() - from));
+            now.iter().zip(&bases[from..]).for_each(|(word, &base)| add(word, usize::from(base)));
+            (left, from) = (later, 0);
+        }
+        (bits, missed == 0)
+    }
 }

@@ -1,11 +1,13 @@
 //! The sweep over windows, chunks, masks and thresholds.
 
+use core::cell::OnceCell;
+
 use tierpack_shm::types::{CodecId, UNIT_BYTES};
 
 use super::count::{Bits, Counts};
 use super::ibp::record_lens;
 use super::measure::{Measured, measure};
-use super::planes;
+use super::planes::{self, Statistics};
 use super::sparse;
 use super::{Sample, bases};
 use crate::block::HEADER_BYTES;
@@ -33,6 +35,8 @@ pub(super) struct Search<'a> {
     setting: Vec<Words>,
     /// `None`: the sample is the tensor, and measures itself.
     measuring: Option<Vec<Words>>,
+    /// What all codecs `planes` go by, once one has asked.
+    statistics: OnceCell<Statistics>,
 }
 
 /// A candidate that has been measured.
@@ -67,14 +71,25 @@ impl<'a> Search<'a> {
             return Err(Error::NoSample);
         }
         if blocks.len() as u64 == geometry.n_blocks() || blocks.len() == 1 {
-            return Ok(Self { geometry, setting: blocks, measuring: None });
+            return Ok(Self { geometry, setting: blocks, measuring: None, statistics: OnceCell::new() });
         }
         let mut odd = false;
         let (setting, measuring) = blocks.into_iter().partition(|_| {
             odd = !odd;
             odd
         });
-        Ok(Self { geometry, setting, measuring: Some(measuring) })
+        Ok(Self { geometry, setting, measuring: Some(measuring), statistics: OnceCell::new() })
+    }
+
+    /// The tensor.
+    pub(super) const fn geometry(&self) -> &'a Geometry {
+        self.geometry
+    }
+
+    /// Elements of the sample.
+    pub(super) fn sample_elems(&self) -> u64 {
+        let blocks = self.setting.iter().chain(self.measuring.iter().flatten());
+        blocks.map(|block| block.shape.rows * block.shape.columns).sum()
     }
 
     /// The windows that `ibp:window` tries.
@@ -98,7 +113,9 @@ impl<'a> Search<'a> {
         let schedule = Schedule::of(codec)?;
         let parts = Parts::under(self.geometry.dtype(), schedule)?;
         let measuring = self.measuring.as_deref().unwrap_or(&self.setting);
-        let best = planes::candidates(schedule, parts, &self.setting, self.geometry)
+        let statistics = self.statistics.get_or_init(|| Statistics::of(parts, &self.setting, self.geometry));
+        let best = statistics
+            .candidates(schedule, parts)
             .into_iter()
             .map(|form| {
                 let measured = planes::measure(&form, measuring, self.geometry);

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::types::SlotIdx;
+use crate::types::{Prefer, SlotIdx};
 
 fn entry() -> Entry {
     Entry {
@@ -23,27 +23,29 @@ fn entry() -> Entry {
 }
 
 fn requests() -> Vec<Request> {
+    let codecs =
+        [CodecChoice::Only(CodecId::Raw), CodecChoice::Auto(Prefer::Ratio), CodecChoice::Auto(Prefer::Speed)];
     let (namespace, name) = ("ns".to_owned(), "tensor".to_owned());
-    let begin = PutBegin {
+    let begin = |codec| PutBegin {
         namespace: namespace.clone(),
         name: name.clone(),
         dtype: Dtype::F6E2m3,
         shape: vec![1, 2],
         access: Access::Rows,
         row_elems: Some(7),
-        codec: CodecChoice::Only(CodecId::Raw),
+        codec,
         overwrite: true,
         file_metadata: Some(Blob::Inline(b"{}".to_vec())),
     };
-    vec![
+    let begins = codecs.map(|codec| Request::PutBegin(begin(codec)));
+    let others = [
         Request::Attach { namespace: namespace.clone() },
         Request::Open { namespace: namespace.clone(), name: name.clone() },
         Request::FileMetadata { namespace: namespace.clone(), name: name.clone() },
-        Request::PutBegin(begin),
         Request::PutChunk { transfer: 1, first_block: 2, data: Blob::Descriptor { len: 3 } },
         Request::PutCommit { transfer: 1 },
         Request::PutAbort { transfer: 1 },
-        Request::Remove { namespace, name },
+        Request::Remove { namespace: namespace.clone(), name: name.clone() },
         Request::Verify { namespace: "n".into(), name: "t".into(), first_block: 3 },
         Request::List { namespace: None, after: Some(("a".into(), "b".into())) },
         Request::NamespaceCreate { namespace: "n".into(), change: NamespaceChange::default() },
@@ -58,7 +60,8 @@ fn requests() -> Vec<Request> {
         },
         Request::NamespaceRemove { namespace: "n".into(), with_tensors: true },
         Request::NamespaceList { after: Some("m".into()) },
-    ]
+    ];
+    begins.into_iter().chain(others).collect()
 }
 
 fn client_messages() -> Vec<ClientMessage> {

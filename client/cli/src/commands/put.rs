@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
-use tierpack_client::{Access, Client, CodecChoice, Entry, PutOptions};
+use tierpack_client::{Access, Client, CodecChoice, Entry, Prefer, PutOptions};
 
 use super::{DEFAULT_NAMESPACE, byte_bar, connect, n_tensors, saved_cell, totals};
 use crate::files::{FileTensor, SourceFile, npy, safetensors};
@@ -31,9 +31,12 @@ pub(crate) struct Args {
     /// What the tensors are cut for
     #[arg(long, value_enum, default_value = "rows")]
     access: AccessArg,
-    /// auto, raw, ibp or ibp:window; auto measures a sample, and stores raw what saves under 3 %
-    #[arg(long, value_name = "CODEC", default_value = "auto")]
+    // The help is made from the list of codecs.
+    #[arg(long, value_name = "CODEC", default_value = "auto", help = codec_help())]
     codec: CodecChoice,
+    /// What auto goes by [default: ratio]
+    #[arg(long, value_enum)]
+    prefer: Option<PreferArg>,
     /// Elements of a row, for tensors with one dimension or none
     #[arg(long, value_name = "N")]
     row_elems: Option<NonZeroU64>,
@@ -57,6 +60,39 @@ impl AccessArg {
         match self {
             Self::Rows => Access::Rows,
             Self::Whole => Access::Whole,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PreferArg {
+    /// The fewest stored bytes
+    Ratio,
+    /// The fastest codec within two points of the best
+    Speed,
+}
+
+fn codec_help() -> String {
+    format!("{}; auto measures a sample, and stores raw what saves under 3 %", CodecChoice::names())
+}
+
+impl From<PreferArg> for Prefer {
+    fn from(arg: PreferArg) -> Self {
+        match arg {
+            PreferArg::Ratio => Self::Ratio,
+            PreferArg::Speed => Self::Speed,
+        }
+    }
+}
+
+impl Args {
+    /// What is wrong with options that are right each by itself.
+    pub(crate) fn conflict(&self) -> Option<String> {
+        match (self.codec, self.prefer) {
+            (CodecChoice::Only(codec), Some(_)) => Some(format!(
+                "--prefer is for --codec auto, and --codec {codec} leaves no choice: leave one of them out"
+            )),
+            _ => None,
         }
     }
 }
@@ -169,6 +205,7 @@ fn store(args: &Args, import: &Import, client: &Client, stored: &mut Vec<Entry>)
     let access = args.access.access();
     let options = PutOptions::new()
         .codec(args.codec)
+        .prefer(args.prefer.map(Prefer::from).unwrap_or_default())
         .overwrite(args.overwrite)
         .access(access)
         .file_metadata(import.metadata.clone());
