@@ -326,3 +326,47 @@ fn the_sample_is_spread_evenly_and_bounded() {
     assert_eq!(spread(16, 1 << 30).collect::<Vec<_>>(), [4, 12]);
     assert_eq!(spread(0, 0).count(), 0);
 }
+
+/// Percent that coding the exponent alone at its order-0 entropy would save.
+fn bound_of_bf16(raw: &[u8]) -> f64 {
+    let mut counts = [0_u32; 256];
+    for &word in raw.as_chunks::<2>().0 {
+        counts[usize::from(u16::from_le_bytes(word) >> 7 & 0xFF)] += 1;
+    }
+    let n = raw.len() as f64 / 2.0;
+    let shares = counts.iter().filter(|&&count| count > 0).map(|&count| f64::from(count) / n);
+    let entropy: f64 = shares.map(|share| -share * share.log2()).sum();
+    100.0 * (8.0 - entropy) / 16.0
+}
+
+#[test]
+fn the_choice_is_near_the_entropy_of_the_exponents() {
+    let file = std::fs::read(DATA).expect("the committed data");
+    let tensors = SafeTensors::deserialize(&file).expect("a safetensors file");
+    let mut checked = 0;
+    for (name, view) in tensors.tensors() {
+        let shape: Vec<u64> = view.shape().iter().map(|&dimension| dimension as u64).collect();
+        let raw = view.data();
+        if shape.len() < 2 || shape[1] < 256 || raw.len() < 64 << 10 {
+            continue;
+        }
+        let geometry = geometry(Dtype::Bf16, &shape, Access::Rows);
+        let choice = fit::choose(&geometry, &sample(&geometry, raw), Prefer::Ratio).expect("a choice");
+        let saved = percent_saved(stored_bytes(&geometry, &choice.chosen, raw), geometry.raw_bytes());
+        let ibp = choice.others.iter().find(|fit| fit.codec == CodecId::Ibp).expect("a fit of ibp");
+        let bound = bound_of_bf16(raw);
+        println!("{name}: {saved:.2} % of {bound:.2} %, ibp {:.2} %", ibp.predicted_saved_percent);
+        assert!(saved >= 0.94 * bound && saved >= ibp.predicted_saved_percent, "{name}");
+        checked += 1;
+    }
+    assert_ne!(checked, 0);
+}
+
+/// FP32 that holds BF16 values: 16 bits of every word are zero.
+#[test]
+fn floats_that_hold_shorter_floats_shrink_to_these() {
+    let choice = choice_for_weights(Dtype::F32, Prefer::Ratio);
+    let saved = choice.chosen.predicted_saved_percent;
+    println!("{} saves {saved:.2} %", choice.chosen.codec);
+    assert!(saved > 65.5, "{saved}");
+}
