@@ -16,6 +16,7 @@
 
 use std::cell::Cell;
 use std::ops::{Deref, Range};
+use std::slice::ChunksExactMut;
 
 use tierpack_kernels::codec::{self, Rows, Scratch};
 use tierpack_kernels::geometry::Geometry;
@@ -33,14 +34,11 @@ use crate::handle::{Fault, Handle, Opened};
 use crate::row_id::RowId;
 use crate::tensor::Tensor;
 
-/// Rows of a gather that are found before the first of them is copied.
-const BATCH: usize = 32;
-
-/// Rows that are read one after the other: a batch would not be worth its start.
+/// Rows that are found and read one after the other: looking ahead would not be worth its start.
 const FEW: usize = 8;
 
-/// How many rows before its turn the overflow of a row is asked for: the head that names it has come by then.
-const OVERFLOW_AHEAD: usize = 8;
+/// How many rows before its turn a row is found.
+const AHEAD: usize = 16;
 
 /// Bytes of a row that are asked for before its turn: what comes after them, the processor foresees.
 const MOST_AHEAD: usize = 1024;
@@ -218,9 +216,6 @@ enum Found<'a> {
 }
 
 /// Decodes rows of a tensor that is not raw as a whole.
-///
-/// In batches, as [`copy_raw_rows`]: first where each row is, then the rows; the cache lines of rows to come are on
-/// their way while one is decoded.
 fn decode_rows<A, I: RowId>(
     guard: &Guard<A>,
     opened: &Opened,
@@ -232,25 +227,43 @@ where
     A: Deref<Target = Attachment>,
 {
     let words = guard.words()?;
-    let mut out = out.chunks_exact_mut(index(opened.geometry.row_bytes()));
+    let out = out.chunks_exact_mut(index(opened.geometry.row_bytes()));
+    let find = |row: &I| {
+        let found = find_row(guard, opened, words, row)?;
+        found.prefetch();
+        Ok(found)
+    };
+    each_row(rows, out, Found::Raw(&[]), find, Found::prefetch_overflow, |found, target| {
+        found.read(target, scratch)
+    })
+}
+
+/// Finds each row some rows before its turn, so that its cache lines are on their way while others are read.
+///
+/// `ahead` is called half of the way between the two.
+fn each_row<I: RowId, T: Copy>(
+    rows: &[I],
+    out: ChunksExactMut<'_, u8>,
+    nothing: T,
+    mut find: impl FnMut(&I) -> core::result::Result<T, Fault>,
+    ahead: impl Fn(&T),
+    mut read: impl FnMut(&T, &mut [u8]) -> core::result::Result<(), NoGuard>,
+) -> core::result::Result<(), Fault> {
     if rows.len() < FEW {
-        return rows
-            .iter()
-            .zip(out)
-            .try_for_each(|(row, target)| Ok(find_row(guard, opened, words, row)?.read(target, scratch)?));
+        return rows.iter().zip(out).try_for_each(|(row, target)| Ok(read(&find(row)?, target)?));
     }
-    for rows in rows.chunks(BATCH) {
-        let mut found = [Found::Raw(&[]); BATCH];
-        for (row, found) in rows.iter().zip(&mut found) {
-            *found = find_row(guard, opened, words, row)?;
-            found.prefetch();
-        }
-        let found = &found[..rows.len()];
-        for (i, (row, target)) in found.iter().zip(&mut out).enumerate() {
-            if let Some(Found::Coded(rows, row)) = found.get(i + OVERFLOW_AHEAD) {
-                rows.prefetch_overflow(*row);
-            }
-            row.read(target, scratch)?;
+    let (first, later) = rows.split_at(rows.len().min(AHEAD));
+    let mut ring = [nothing; AHEAD];
+    for (row, found) in first.iter().zip(&mut ring) {
+        *found = find(row)?;
+    }
+    let mut later = later.iter();
+    for (i, target) in out.enumerate() {
+        ahead(&ring[(i + AHEAD / 2) % AHEAD]);
+        let found = &mut ring[i % AHEAD];
+        read(found, target)?;
+        if let Some(row) = later.next() {
+            *found = find(row)?;
         }
     }
     Ok(())
@@ -263,6 +276,14 @@ impl Found<'_> {
         match self {
             Self::Raw(bytes) => prefetch(&bytes[..bytes.len().min(MOST_AHEAD)]),
             Self::Coded(rows, row) => rows.prefetch(*row),
+        }
+    }
+
+    /// Asks for the cache lines of the row's overflow, if it has any.
+    #[inline]
+    fn prefetch_overflow(&self) {
+        if let Self::Coded(rows, row) = self {
+            rows.prefetch_overflow(*row);
         }
     }
 
@@ -301,10 +322,6 @@ where
 }
 
 /// Copies rows of a tensor that is raw as a whole.
-///
-/// In batches: first where each row is, then the copies, close together.
-/// A processor waits for as many rows at a time as fit its window of instructions, and the walk to a row takes far
-/// more of them than its copy; walking and copying row by row took three times as long for rows of 256 bytes.
 fn copy_raw_rows<A, I: RowId>(
     guard: &Guard<A>,
     geometry: &Geometry,
@@ -317,24 +334,29 @@ where
     let words = guard.words()?;
     // Neighbors in a batch often share a block: its word is looked at once.
     let (mut last_idx, mut block) = (u64::MAX, &[][..]);
-    let mut out = out.chunks_exact_mut(index(geometry.row_bytes()));
-    for rows in rows.chunks(BATCH) {
-        let mut found = [&[][..]; BATCH];
-        for (row, found) in rows.iter().zip(&mut found) {
-            let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
-            if block_idx != last_idx {
-                let raw_bytes = geometry.block(block_idx).raw_bytes;
-                block = block_bytes(guard, word(words, block_idx)?, block_idx, raw_bytes)?;
-                last_idx = block_idx;
-            }
-            *found = codec::raw_row(block, geometry.row_bytes(), row_in_block).ok_or(NoGuard::Corrupt)?;
-            prefetch(&found[..found.len().min(MOST_AHEAD)]);
+    let find = |row: &I| {
+        let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
+        if block_idx != last_idx {
+            let raw_bytes = geometry.block(block_idx).raw_bytes;
+            block = block_bytes(guard, word(words, block_idx)?, block_idx, raw_bytes)?;
+            last_idx = block_idx;
         }
-        for (bytes, target) in found[..rows.len()].iter().zip(&mut out) {
-            target.copy_from_slice(bytes);
-        }
-    }
-    Ok(())
+        let row = codec::raw_row(block, geometry.row_bytes(), row_in_block).ok_or(NoGuard::Corrupt)?;
+        prefetch(&row[..row.len().min(MOST_AHEAD)]);
+        Ok(row)
+    };
+    let out = out.chunks_exact_mut(index(geometry.row_bytes()));
+    each_row(
+        rows,
+        out,
+        &[][..],
+        find,
+        |_| (),
+        |row, target| {
+            target.copy_from_slice(row);
+            Ok(())
+        },
+    )
 }
 
 /// The word of a block.
