@@ -5,6 +5,8 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
@@ -60,9 +62,22 @@ pub(crate) fn create(name: &CStr, len: u64, allocate: bool, purpose: &'static st
     Ok(fd)
 }
 
+/// How often a seal is tried, and how long one waits in between; the kernel itself waits up to 150 ms in each try.
+const SEAL_TRIES: u32 = 20;
+const SEAL_PAUSE: Duration = Duration::from_millis(10);
+
 /// Applies `seals` to a memory file.
 pub(crate) fn seal(fd: impl AsFd, len: u64, seals: Seals) -> Result<()> {
-    fcntl(fd, FcntlArg::F_ADD_SEALS(seals.flags())).map(drop).map_err(|source| Error::Seal { len, source })
+    let mut tries = 1;
+    loop {
+        match fcntl(&fd, FcntlArg::F_ADD_SEALS(seals.flags())) {
+            // While the kernel itself holds a page for a moment, to move it or to watch it, nobody may say that the
+            // file is not written any more.
+            Err(Errno::EBUSY) if tries < SEAL_TRIES => thread::sleep(SEAL_PAUSE),
+            result => return result.map(drop).map_err(|source| Error::Seal { len, source }),
+        }
+        tries += 1;
+    }
 }
 
 /// Checks that a peer's descriptor is a memory file of `len` bytes with at least `seals`.

@@ -140,23 +140,39 @@ impl Thread<'_> {
                 _ => Ok(()),
             };
         };
-        let answer = match (result, attaching) {
+        match self.answer(result, attaching, descriptors) {
+            // Nobody waits any more for a request whose deadline has just passed.
+            Ok(answer) => drop(sender.try_send(answer)),
+            Err(end) => {
+                // Before the waiter sees that nobody will answer, so that it learns why.
+                self.inner.end(end.clone());
+                return Err(end);
+            }
+        }
+        self.inner.changed.notify_all();
+        Ok(())
+    }
+
+    /// What a reply is to its request.
+    fn answer(
+        &mut self,
+        result: Result<Reply, Refusal>,
+        attaching: Option<Arc<str>>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Result<Answer, Refusal>, End> {
+        match (result, attaching) {
             (Ok(Reply::Attached { id, header_len, header }), Some(name)) => {
                 let attachment = self.attach(id, header, header_len, descriptors)?;
                 self.inner.state.lock().attachments.insert(name, Some(Arc::clone(&attachment)));
-                Ok(Answer::Attached(attachment))
+                Ok(Ok(Answer::Attached(attachment)))
             }
-            (Ok(Reply::Attached { .. }), None) | (Ok(_), Some(_)) => return Err(ProtocolFault::Reply.into()),
-            (Ok(reply), None) => Ok(Answer::Reply(reply, descriptors)),
+            (Ok(Reply::Attached { .. }), None) | (Ok(_), Some(_)) => Err(ProtocolFault::Reply.into()),
+            (Ok(reply), None) => Ok(Ok(Answer::Reply(reply, descriptors))),
             (Err(refusal), attaching) => {
                 attaching.inspect(|name| self.inner.unclaim(name));
-                Err(refusal)
+                Ok(Err(refusal))
             }
-        };
-        // Nobody waits any more for a request whose deadline has just passed.
-        drop(sender.try_send(answer));
-        self.inner.changed.notify_all();
-        Ok(())
+        }
     }
 
     fn attach(
