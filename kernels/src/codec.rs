@@ -6,10 +6,10 @@
 //! blocks that its own daemon wrote under a lease, and finds their bytes by bounds-checked arithmetic without a
 //! parse.
 
-use tierpack_shm::types::CodecId;
+use tierpack_shm::types::{CodecId, index};
 
 use crate::block::{Block, HEADER_BYTES};
-use crate::coder::Coder;
+use crate::coder::{BlockGrid, Coder};
 use crate::error::{Error, Result};
 use crate::geometry::{BlockShape, Geometry};
 use crate::prefetch::prefetch;
@@ -107,8 +107,10 @@ pub fn decode_block(block: &Block<'_>, coder: Option<&Coder>, out: &mut [u8]) ->
 /// The rows of one encoded block, read without a look at its header.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    source: Source<'a>,
-    shape: BlockShape,
+    coder: &'a Coder,
+    block: &'a BlockGrid,
+    /// What follows the header.
+    bytes: &'a [u8],
 }
 
 impl<'a> Rows<'a> {
@@ -121,8 +123,18 @@ impl<'a> Rows<'a> {
     /// within the front.
     #[inline]
     pub fn new(coder: &'a Coder, block_idx: u64, bytes: &'a [u8]) -> Result<Self> {
-        let shape = shape_of(coder.geometry(), block_idx)?;
-        Ok(Self { source: Source::of_bytes(coder, &shape, bytes)?, shape })
+        let n_blocks = coder.geometry().n_blocks();
+        let block = coder.block(block_idx).ok_or(Error::NoSuchBlock { block_idx, n_blocks })?;
+        let (needed, got) = (HEADER_BYTES + block.grid.front_len(), bytes.len() as u64);
+        match bytes.get(index(HEADER_BYTES)..) {
+            Some(bytes) if got >= needed => Ok(Self { coder, block, bytes }),
+            _ => Err(Error::BlockTruncated { needed, got }),
+        }
+    }
+
+    #[inline]
+    const fn source(&self) -> Source<'a> {
+        Source::new(self.coder, self.block.grid, self.bytes)
     }
 
     /// Asks for the cache lines of what the front holds of one row.
@@ -135,7 +147,7 @@ impl<'a> Rows<'a> {
     #[inline]
     pub fn prefetch_overflow(&self, row_in_block: u64) {
         const EXPECTED_BYTES: usize = 64;
-        if let Some(rest) = self.source.rest_of(self.front_of(row_in_block)) {
+        if let Some(rest) = self.source().rest_of(self.front_of(row_in_block)) {
             prefetch(&rest[..rest.len().min(EXPECTED_BYTES)]);
         }
     }
@@ -144,8 +156,8 @@ impl<'a> Rows<'a> {
     #[inline]
     fn front_of(&self, row_in_block: u64) -> &'a [u8] {
         const MOST_BYTES: usize = 1024;
-        let row = row_in_block.min(self.shape.rows - 1);
-        let front = self.source.front_of(row, self.shape.row_bytes);
+        let row = row_in_block.min(self.block.rows - 1);
+        let front = self.source().front_of(row, self.block.row_bytes);
         &front[..front.len().min(MOST_BYTES)]
     }
 
@@ -156,14 +168,14 @@ impl<'a> Rows<'a> {
     /// [`Error::Overflow`] and [`Error::NoEscape`] where the block is damaged, and `out` then holds anything.
     #[inline]
     pub fn decode(&self, row_in_block: u64, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
-        if row_in_block >= self.shape.rows {
-            return Err(Error::NoSuchRow { row_in_block, rows: self.shape.rows });
+        if row_in_block >= self.block.rows {
+            return Err(Error::NoSuchRow { row_in_block, rows: self.block.rows });
         }
         let got = out.len() as u64;
-        if got != self.shape.row_bytes {
-            return Err(Error::OutputLength { needed: self.shape.row_bytes, got });
+        if got != self.block.row_bytes {
+            return Err(Error::OutputLength { needed: self.block.row_bytes, got });
         }
-        self.source.decode_row(row_in_block, out, scratch)
+        self.source().decode_row(row_in_block, out, scratch)
     }
 }
 

@@ -65,7 +65,17 @@ pub struct Coder {
     record_stride: u64,
     tail_stride: u64,
     tail_elems: u64,
+    /// Every block but the last, or the last piece of each row; then these.
+    blocks: [BlockGrid; 2],
     backend: Backend,
+}
+
+/// One block as a reader of rows needs it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BlockGrid {
+    pub(crate) rows: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) grid: Grid,
 }
 
 /// What differs from codec to codec.
@@ -110,7 +120,7 @@ impl Coder {
             }
             metadata::Form::Sparse(sparse) => Form::Sparse(Box::new(Sparse::new(sparse, geometry.dtype()))),
         };
-        Ok(Self {
+        let mut coder = Self {
             codec: metadata.codec,
             generation: metadata.generation,
             geometry: *geometry,
@@ -119,8 +129,26 @@ impl Coder {
             record_stride: u64::from(metadata.record_stride),
             tail_stride: u64::from(metadata.tail_stride),
             tail_elems: lengths.tail_elems,
+            blocks: Default::default(),
             backend: Backend::new(Level::detect()),
-        })
+        };
+        coder.blocks = [0, n_blocks - 1].map(|block_idx| {
+            let shape = geometry.block(block_idx);
+            BlockGrid { rows: shape.rows, row_bytes: shape.row_bytes, grid: coder.grid(&shape) }
+        });
+        Ok(coder)
+    }
+
+    /// Rows and grid of a block, without arithmetic; `None` from the end of the tensor on.
+    #[inline]
+    pub(crate) fn block(&self, block_idx: u64) -> Option<&BlockGrid> {
+        let (n_blocks, pieces) = (self.geometry.n_blocks(), self.geometry.pieces_per_row());
+        if block_idx >= n_blocks {
+            return None;
+        }
+        let is_last =
+            if pieces > 1 { (block_idx + 1).is_multiple_of(pieces) } else { block_idx + 1 == n_blocks };
+        Some(&self.blocks[usize::from(is_last)])
     }
 
     /// The same coder on another level, for tests and benches; every level reads and writes the same bytes.

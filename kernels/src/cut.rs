@@ -24,7 +24,7 @@ pub(crate) const STRIDE_UNIT: u64 = 4;
 pub(crate) const MAX_RECORD_BYTES: usize = 8192;
 
 /// The runs of one block and their records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Runs {
     /// Runs of the block.
     pub(crate) count: u64,
@@ -54,7 +54,7 @@ impl Runs {
 }
 
 /// The runs of a block and the strides of its front.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Grid {
     /// The runs.
     pub(crate) runs: Runs,

@@ -211,19 +211,13 @@ impl<'a> Source<'a> {
     /// All of a parsed block that this coder may decode.
     pub(crate) fn of_block(coder: &'a Coder, block: &Block<'a>) -> Result<Self> {
         let grid = coder.check_block(block)?;
-        Ok(Self { coder, grid, bytes: &block.bytes()[index(HEADER_BYTES)..] })
+        Ok(Self::new(coder, grid, &block.bytes()[index(HEADER_BYTES)..]))
     }
 
-    /// The block's bytes from the header on; the header is not read.
+    /// What follows the header of a block: at least its front.
     #[inline]
-    pub(crate) fn of_bytes(coder: &'a Coder, shape: &BlockShape, bytes: &'a [u8]) -> Result<Self> {
-        let grid = coder.grid(shape);
-        let needed = HEADER_BYTES + grid.front_len();
-        let got = bytes.len() as u64;
-        match bytes.get(index(HEADER_BYTES)..) {
-            Some(bytes) if got >= needed => Ok(Self { coder, grid, bytes }),
-            _ => Err(Error::BlockTruncated { needed, got }),
-        }
+    pub(crate) const fn new(coder: &'a Coder, grid: Grid, bytes: &'a [u8]) -> Self {
+        Self { coder, grid, bytes }
     }
 
     /// Decodes all of the block; `out` has its raw length.
