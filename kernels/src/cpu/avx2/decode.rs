@@ -6,11 +6,12 @@ mod tail;
 use core::arch::x86_64::{
     __m256i, _mm256_add_epi8, _mm256_and_si256, _mm256_blendv_epi8, _mm256_cmpeq_epi8, _mm256_max_epu8,
     _mm256_movemask_epi8, _mm256_or_si256, _mm256_set1_epi8, _mm256_setzero_si256, _mm256_shuffle_epi8,
-    _mm256_srli_epi16, _pdep_u64,
+    _mm256_srli_epi16,
 };
 
 use self::group::{
-    Columns, broadcast, bytes_of_3, bytes_of_4, ordered, top_bits, write_16, write_f32, write_group, write_half,
+    Columns, GroupExponents, LowBits, broadcast, bytes_of_3, ordered, planes_at, planes_of, take, top_bits,
+    with_part, write_16, write_f32, write_group, write_words,
 };
 use self::tail::{SLACK_BYTES, Tail, after, patch_word};
 use super::{F16, F32, byte_planes, join, load, shape_of, word_bytes};
@@ -79,20 +80,19 @@ fn by_reference(
     scalar::planes::decode(planes, record.first, &record.body, words, escapes)
 }
 
-/// The words of a group that is not whole: those that follow may be changed, where there are enough.
-macro_rules! with_part {
-    ($words:expr, $n:expr, $kind:ident, |$whole:ident| $write:block) => {
-        let rest: &mut [u8] = $words;
-        if let Some($whole) = rest.first_chunk_mut::<BYTES>() {
-            $write
-        } else {
-            let mut room = [0; BYTES];
-            let $whole = &mut room;
-            $write
-            let len = $n * word_bytes($kind);
-            rest[..len].copy_from_slice(&room[..len]);
+/// The exponents of a group that starts with element `$elem`, by their codes, which are [`ordered`] as they are.
+macro_rules! exponents_of {
+    ($kind:ident, $columns:ident, $elem:ident, $codes:ident) => {{
+        let mut low = _mm256_shuffle_epi8($columns.table, $codes[0]);
+        let mut high = _mm256_shuffle_epi8($columns.table, $codes[1]);
+        if let Some(bases) = $columns.bases {
+            let bases = &bases[$elem..$elem + GROUP_ELEMS];
+            let (low_bases, high_bases) = (ordered::<$kind>(load(bases, 0)), ordered::<$kind>(load(bases, 32)));
+            low = _mm256_add_epi8(low, top_bits::<$kind>(low_bases));
+            high = _mm256_add_epi8(high, top_bits::<$kind>(high_bases));
         }
-    };
+        [low, high]
+    }};
 }
 
 /// A record of `planes:4`.
@@ -107,16 +107,18 @@ fn record_four<const KIND: u8, const BYTES: usize>(
 ) -> Option<Result<(), usize>> {
     let (shape, n) = (const { shape_of(KIND, Schedule::Four) }, record.n);
     let fixed = fixed_part(&record.body, shape.fixed_bits(n), room)?;
-    let columns = Columns::new::<KIND>(planes, record.first, fixed, n);
+    let (columns, low_bits) = (Columns::new::<KIND>(planes, record.first), LowBits { fixed, n });
     let (n_wholes, n_part) = (n / GROUP_ELEMS, n % GROUP_ELEMS);
     let codes_at = byte_planes(KIND) * n;
     let (mut at, mut elem) = (codes_at, 0);
     let mut most = _mm256_setzero_si256();
     for words in &mut words.as_chunks_mut::<BYTES>().0[..n_wholes] {
-        let codes = nibbles(ordered::<KIND>(load(fixed, at)));
+        let bytes = &fixed[at..at + GROUP_ELEMS];
+        let codes = nibbles(ordered::<KIND>(load(bytes, 0)));
         most = _mm256_max_epu8(most, _mm256_max_epu8(codes[0], codes[1]));
-        let low_planes = [word_at(fixed, at + 32), word_at(fixed, at + 40), word_at(fixed, at + 48)];
-        write_group!(KIND, columns, elem, codes, low_planes, words);
+        let low_planes = [word_at(bytes, 32), word_at(bytes, 40), word_at(bytes, 48)];
+        let exponents = exponents_of!(KIND, columns, elem, codes);
+        write_group!(KIND, low_bits, elem, exponents, low_planes, words);
         elem += GROUP_ELEMS;
         at += shape.group_bits(GROUP_ELEMS) / 8;
     }
@@ -125,10 +127,10 @@ fn record_four<const KIND: u8, const BYTES: usize>(
         let codes = part_nibbles(fixed, at, n_part);
         escaped = escaped_nibbles(codes) & low_of(n_part);
         let codes = [ordered::<KIND>(codes[0]), ordered::<KIND>(codes[1])];
-        let bit = 8 * at + shape.code_bits(n_part);
-        let low_planes = planes_of::<KIND>(fixed, bit, n_part);
+        let exponents = exponents_of!(KIND, columns, elem, codes);
+        let low_planes = planes_of::<KIND>(fixed, 8 * at + shape.code_bits(n_part), n_part);
         with_part!(&mut words[n_wholes * BYTES..], n_part, KIND, |whole| {
-            write_group!(KIND, columns, elem, codes, low_planes, whole);
+            write_group!(KIND, low_bits, elem, exponents, low_planes, whole);
         });
     }
     if escaped_nibbles([most; 2]) | escaped != 0 {
@@ -154,7 +156,7 @@ fn patch_group<const KIND: u8>(words: &mut [u8], first: usize, escaped: u64, esc
     }
 }
 
-/// A record of `planes:3`.
+/// A record of `planes:3`: first the exponents of all groups, then the words.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 fn record_three<const KIND: u8, const BYTES: usize>(
@@ -165,35 +167,30 @@ fn record_three<const KIND: u8, const BYTES: usize>(
     room: &mut [u8],
 ) -> Option<Result<(), usize>> {
     let (shape, n) = (const { shape_of(KIND, Schedule::Three) }, record.n);
-    let (fixed_room, tail_room) = room.split_at_mut_checked(MAX_FIXED_BYTES)?;
     let start = shape.fixed_bits(n);
-    let fixed = fixed_part(&record.body, start, fixed_room)?;
-    let tail = tail_of(&record.body, start, n, tail_room)?;
-    let columns = Columns::new::<KIND>(planes, record.first, fixed, n);
-    let (n_wholes, n_part) = (n / GROUP_ELEMS, n % GROUP_ELEMS);
+    let Pieces { fixed, mut tail, exponents } = Pieces::new(&record.body, start, n, room)?;
+    let columns = Columns::new::<KIND>(planes, record.first);
     let (mut at, mut elem, mut exponents_at) = (byte_planes(KIND) * n, 0, start % 8);
-    for words in &mut words.as_chunks_mut::<BYTES>().0[..n_wholes] {
-        let [a, b, c] = [word_at(fixed, at), word_at(fixed, at + 8), word_at(fixed, at + 16)];
-        let codes = bytes_of_3::<KIND>(broadcast(a), broadcast(b), broadcast(c));
-        let low_planes = [word_at(fixed, at + 24), word_at(fixed, at + 32), word_at(fixed, at + 40)];
-        write_group!(KIND, columns, elem, codes, low_planes, words);
-        exponents_at = tail.patch::<KIND, BYTES>(words, a & b & c, exponents_at)?;
+    for group in &mut exponents[..n.div_ceil(GROUP_ELEMS)] {
+        // One loop for whole groups and others, so that what it calls is compiled into it.
+        let [a, b, mut c] = if n - elem >= GROUP_ELEMS {
+            let bytes = &fixed[at..at + 24];
+            [word_at(bytes, 0), word_at(bytes, 8), word_at(bytes, 16)]
+        } else {
+            planes_at(fixed, 8 * at, n - elem)
+        };
+        c &= low_of((n - elem).min(GROUP_ELEMS));
+        let codes = bytes_of_3::<false>(broadcast(a), broadcast(b), broadcast(c));
+        columns.write::<KIND>(codes, elem, group);
+        exponents_at = tail.patch::<KIND>(group, a & b & c, exponents_at)?;
         elem += GROUP_ELEMS;
         at += shape.group_bits(GROUP_ELEMS) / 8;
     }
-    if n_part != 0 {
-        let [a, b, c] = planes_at(fixed, 8 * at, n_part);
-        let codes = bytes_of_3::<KIND>(broadcast(a), broadcast(b), broadcast(c));
-        let low_planes = planes_of::<KIND>(fixed, 8 * at + 3 * n_part, n_part);
-        with_part!(&mut words[n_wholes * BYTES..], n_part, KIND, |whole| {
-            write_group!(KIND, columns, elem, codes, low_planes, whole);
-            exponents_at = tail.patch::<KIND, BYTES>(whole, a & b & c & low_of(n_part), exponents_at)?;
-        });
-    }
+    write_words::<KIND, BYTES>(Schedule::Three, LowBits { fixed, n }, exponents, words);
     tail.check_end(exponents_at)
 }
 
-/// A record of `planes:2-2-2`.
+/// A record of `planes:2-2-2`: first the exponents of all groups, then the words.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
 fn record_tiers<const KIND: u8, const BYTES: usize>(
@@ -204,72 +201,51 @@ fn record_tiers<const KIND: u8, const BYTES: usize>(
     room: &mut [u8],
 ) -> Option<Result<(), usize>> {
     let (shape, n) = (const { shape_of(KIND, Schedule::Tiers) }, record.n);
-    let (fixed_room, tail_room) = room.split_at_mut_checked(MAX_FIXED_BYTES)?;
     let start = shape.fixed_bits(n);
-    let fixed = fixed_part(&record.body, start, fixed_room)?;
-    let tail = tail_of(&record.body, start, n, tail_room)?;
-    let columns = Columns::new::<KIND>(planes, record.first, fixed, n);
-    let (n_wholes, n_part) = (n / GROUP_ELEMS, n % GROUP_ELEMS);
+    let Pieces { fixed, mut tail, exponents } = Pieces::new(&record.body, start, n, room)?;
+    let columns = Columns::new::<KIND>(planes, record.first);
     let (mut at, mut elem, mut tiers_at) = (byte_planes(KIND) * n, 0, start % 8);
     let mut escaped = [0; MAX_GROUPS];
-    for (words, escaped) in words.as_chunks_mut::<BYTES>().0[..n_wholes].iter_mut().zip(&mut escaped) {
-        let (p0, p1) = (word_at(fixed, at), word_at(fixed, at + 8));
+    for (group, escaped) in exponents[..n.div_ceil(GROUP_ELEMS)].iter_mut().zip(&mut escaped) {
+        // One loop for whole groups and others, so that what it calls is compiled into it.
+        let n_group = (n - elem).min(GROUP_ELEMS);
+        let (p0, p1) = if n_group == GROUP_ELEMS {
+            let bytes = &fixed[at..at + 16];
+            (word_at(bytes, 0), word_at(bytes, 8))
+        } else {
+            (take(fixed, 8 * at), take(fixed, 8 * at + n_group) & low_of(n_group))
+        };
         let codes;
-        (codes, *escaped, tiers_at) = tier_codes::<KIND>(p0, p1, tail.bytes, tiers_at)?;
-        let low_planes = [word_at(fixed, at + 16), word_at(fixed, at + 24), word_at(fixed, at + 32)];
-        write_group!(KIND, columns, elem, codes, low_planes, words);
+        (codes, *escaped, tiers_at) = tail.codes(p0, p1, tiers_at)?;
+        columns.write::<KIND>(codes, elem, group);
         elem += GROUP_ELEMS;
         at += shape.group_bits(GROUP_ELEMS) / 8;
     }
-    if n_part != 0 {
-        let [p0, p1, _] = planes_at(fixed, 8 * at, n_part);
-        let (p0, p1) = (p0 & low_of(n_part), p1 & low_of(n_part));
-        let codes;
-        (codes, escaped[n_wholes], tiers_at) = tier_codes::<KIND>(p0, p1, tail.bytes, tiers_at)?;
-        let low_planes = planes_of::<KIND>(fixed, 8 * at + 2 * n_part, n_part);
-        // The exponents come after the tiers of all groups.
-        let mut exponents_at = tiers_at;
-        for (words, &escaped) in words.as_chunks_mut::<BYTES>().0[..n_wholes].iter_mut().zip(&escaped) {
-            exponents_at = tail.patch::<KIND, BYTES>(words, escaped, exponents_at)?;
-        }
-        with_part!(&mut words[n_wholes * BYTES..], n_part, KIND, |whole| {
-            write_group!(KIND, columns, elem, codes, low_planes, whole);
-            exponents_at = tail.patch::<KIND, BYTES>(whole, escaped[n_wholes], exponents_at)?;
-        });
-        return tail.check_end(exponents_at);
+    // The exponents of escapes come after the tiers of all groups.
+    for (group, &escaped) in exponents[..n.div_ceil(GROUP_ELEMS)].iter_mut().zip(&escaped) {
+        tiers_at = tail.patch::<KIND>(group, escaped, tiers_at)?;
     }
-    for (words, &escaped) in words.as_chunks_mut::<BYTES>().0[..n_wholes].iter_mut().zip(&escaped) {
-        tiers_at = tail.patch::<KIND, BYTES>(words, escaped, tiers_at)?;
-    }
+    write_words::<KIND, BYTES>(Schedule::Tiers, LowBits { fixed, n }, exponents, words);
     tail.check_end(tiers_at)
 }
 
-/// The codes of a group of `planes:2-2-2`, 4 x tier + what the tier holds; its escapes; the bit after its tiers.
-#[inline]
-#[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
-fn tier_codes<const KIND: u8>(
-    p0: u64,
-    p1: u64,
-    bytes: &[u8],
-    at: usize,
-) -> Option<([__m256i; 2], u64, usize)> {
-    // A group's tiers have at most 256 bits, and a load takes 64 more.
-    let bytes: &[u8; 48] = bytes.get(at / 8..)?.first_chunk()?;
-    let second = p0 & p1;
-    let n_second = second.count_ones() as usize;
-    let bit = at % 8;
-    let a0 = _pdep_u64(take(bytes, bit), second);
-    let a1 = _pdep_u64(take(bytes, bit + n_second), second);
-    let third = a0 & a1;
-    let n_third = third.count_ones() as usize;
-    let bit = bit + 2 * n_second;
-    let b0 = _pdep_u64(take(bytes, bit), third);
-    let b1 = _pdep_u64(take(bytes, bit + n_third), third);
-    let c0 = p0 & !second | a0 & !third | b0;
-    let c1 = p1 & !second | a1 & !third | b1;
-    let [c0, c1] = [broadcast(c0), broadcast(c1)];
-    let codes = bytes_of_4::<KIND>(c0, c1, broadcast(second & !third), broadcast(third));
-    Some((codes, b0 & b1, at + 2 * n_second + 2 * n_third))
+/// What a record is decoded from, and room for its exponents.
+struct Pieces<'a> {
+    fixed: &'a [u8],
+    tail: Tail<'a>,
+    exponents: &'a mut [GroupExponents],
+}
+
+impl<'a> Pieces<'a> {
+    #[inline]
+    #[target_feature(enable = "avx2,bmi1,popcnt")]
+    fn new(body: &'a Body<'a>, start: usize, n: usize, room: &'a mut [u8]) -> Option<Self> {
+        let (fixed_room, room) = room.split_at_mut_checked(MAX_FIXED_BYTES)?;
+        let (exponents, tail_room) = room.split_at_mut_checked(MAX_GROUPS * size_of::<GroupExponents>())?;
+        let fixed = fixed_part(body, start, fixed_room)?;
+        let tail = Tail::new(body, start, n, tail_room)?;
+        Some(Self { fixed, tail, exponents: exponents.as_chunks_mut().0 })
+    }
 }
 
 /// The lowest `n` bits, of at most 64.
@@ -284,27 +260,6 @@ fn word_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// 64 bits from bit `at`.
-#[inline(always)]
-fn take(bytes: &[u8], at: usize) -> u64 {
-    let bytes = &bytes[at / 8..at / 8 + 9];
-    let low = bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-    // Two shifts, because one of 64 has no meaning.
-    low >> (at % 8) | u64::from(bytes[8]) << 1 << (63 - at % 8)
-}
-
-/// Three planes of `n` bits from bit `at` on; bits after the first `n` of each are anything.
-#[inline(always)]
-fn planes_at(bytes: &[u8], at: usize, n: usize) -> [u64; 3] {
-    [take(bytes, at), take(bytes, at + n), take(bytes, at + 2 * n)]
-}
-
-/// The bit planes of a group's low bits, of the only kind that has some.
-#[inline(always)]
-fn planes_of<const KIND: u8>(bytes: &[u8], at: usize, n: usize) -> [u64; 3] {
-    if KIND == F16 { planes_at(bytes, at, n) } else { [0; 3] }
-}
-
 /// A record's fixed part, with bytes after it that vectors may read.
 #[inline(always)]
 fn fixed_part<'a>(body: &Body<'a>, bits: usize, room: &'a mut [u8]) -> Option<&'a [u8]> {
@@ -317,16 +272,6 @@ fn fixed_part<'a>(body: &Body<'a>, bits: usize, room: &'a mut [u8]) -> Option<&'
     room[..there].copy_from_slice(&body.bytes[..there]);
     room[there..].fill(0);
     Some(room)
-}
-
-/// What follows the fixed part.
-#[inline]
-#[target_feature(enable = "avx2,bmi1,popcnt")]
-fn tail_of<'a>(body: &Body<'a>, start: usize, n: usize, room: &'a mut [u8]) -> Option<Tail<'a>> {
-    match Tail::new(body, start) {
-        Some(tail) => Some(tail),
-        None => Tail::joined(body, start, n, room),
-    }
 }
 
 /// The codes of 64 elements.

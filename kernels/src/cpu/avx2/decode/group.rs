@@ -1,86 +1,167 @@
-//! The words of one group, from their codes and their low bits.
+//! The words of groups, from their exponents and their low bits.
 //!
-//! Vectors are unpacked lane by lane, so that words would come out of order.
-//! Their bytes are [`ordered`] first instead, which costs nothing for bytes that are made from bit planes.
+//! Vectors are unpacked lane by lane, so that words would come out of order: their bytes are [`ordered`] first.
 
 use core::arch::x86_64::{
-    __m256i, _mm_loadu_si128, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_cmpeq_epi8,
+    __m256i, _mm_loadu_si128, _mm256_add_epi8, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_cmpeq_epi8,
     _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32, _mm256_set1_epi8,
-    _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_setr_epi64x, _mm256_setzero_si256,
+    _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_setzero_si256,
     _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32,
     _mm256_sub_epi8, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpacklo_epi8,
     _mm256_unpacklo_epi16,
 };
 
-use super::super::{F16, F32_SHORT, store, word_bytes};
-use crate::planes::Planes;
+use super::super::{F16, F32, F32_SHORT, byte_planes, load, shape_of, store, word_bytes};
+use crate::planes::{GROUP_ELEMS, Planes, Schedule};
 
-/// What a record's groups share.
+/// Exponents of a group, and room after them for those that [`super::tail`] writes where there are none.
+pub(super) type GroupExponents = [u8; 96];
+
+/// What the exponents of a record's groups share.
 pub(super) struct Columns<'a> {
     /// The exponents by code; of `F16` above three bits that fill no byte plane.
     pub(super) table: __m256i,
     /// The bases of the record's columns, and more.
     pub(super) bases: Option<&'a [u8]>,
-    /// The fixed part, and [`super::tail::SLACK_BYTES`].
-    pub(super) fixed: &'a [u8],
-    pub(super) n: usize,
 }
 
 impl<'a> Columns<'a> {
     #[inline]
     #[target_feature(enable = "avx2,bmi1,popcnt")]
-    pub(super) fn new<const KIND: u8>(planes: &'a Planes, first: usize, fixed: &'a [u8], n: usize) -> Self {
+    pub(super) fn new<const KIND: u8>(planes: &'a Planes, first: usize) -> Self {
         // SAFETY: the table has 16 bytes; the load has no alignment.
         let table = unsafe { _mm_loadu_si128(planes.code_table.as_ptr().cast()) };
         let table = top_bits::<KIND>(_mm256_broadcastsi128_si256(table));
-        Self { table, bases: planes.bases_from(first), fixed, n }
+        Self { table, bases: planes.bases_from(first) }
+    }
+
+    /// Writes the exponents of a group that starts with element `elem`, by their codes.
+    #[inline]
+    #[target_feature(enable = "avx2,bmi1,popcnt")]
+    pub(super) fn write<const KIND: u8>(&self, codes: [__m256i; 2], elem: usize, out: &mut GroupExponents) {
+        let mut low = _mm256_shuffle_epi8(self.table, codes[0]);
+        let mut high = _mm256_shuffle_epi8(self.table, codes[1]);
+        if let Some(bases) = self.bases {
+            let bases = &bases[elem..elem + GROUP_ELEMS];
+            low = _mm256_add_epi8(low, top_bits::<KIND>(load(bases, 0)));
+            high = _mm256_add_epi8(high, top_bits::<KIND>(load(bases, 32)));
+        }
+        store(out, 0, low);
+        store(out, 32, high);
     }
 }
 
-/// Writes the 64 words of a group, by their codes and their three bit planes, if they have any.
+/// The low bits of a record.
+#[derive(Clone, Copy)]
+pub(super) struct LowBits<'a> {
+    /// The fixed part, and [`super::tail::SLACK_BYTES`].
+    pub(super) fixed: &'a [u8],
+    /// Elements of the record.
+    pub(super) n: usize,
+}
+
+/// Writes the 64 words of a group that starts with element `$elem`.
 ///
-/// Macros, because a function would get its vectors through memory, as would a loop over the halves.
+/// A macro, because a function would get its vectors through memory, as would a loop over the halves.
+/// `$exponents` are [`ordered`], and `$planes` the bit planes of the low bits, if there are any.
 macro_rules! write_group {
-    ($kind:ident, $columns:expr, $elem:expr, $codes:expr, $low_planes:expr, $words:expr) => {
-        let (columns, words): (&Columns<'_>, &mut [u8; BYTES]) = (&$columns, $words);
-        let [low_codes, high_codes] = $codes;
-        let elem = $elem;
+    ($kind:ident, $low_bits:expr, $elem:expr, $exponents:expr, $planes:expr, $words:expr) => {
+        let (fixed, n, elem): (&[u8], usize, usize) = ($low_bits.fixed, $low_bits.n, $elem);
+        let words: &mut [u8; BYTES] = $words;
+        let (low_words, high_words) = words.split_at_mut(BYTES / 2);
+        let [mut low_exponents, mut high_exponents]: [__m256i; 2] = $exponents;
         if $kind == F16 {
-            let [a, b, c] = $low_planes;
-            let [low, high] = bytes_of_3::<$kind>(broadcast(a), broadcast(b), broadcast(c));
-            write_half!($kind, columns, elem, low_codes, low, &mut words[..BYTES / 2]);
-            write_half!($kind, columns, elem + 32, high_codes, high, &mut words[BYTES / 2..]);
-        } else {
-            let none = _mm256_setzero_si256();
-            write_half!($kind, columns, elem, low_codes, none, &mut words[..BYTES / 2]);
-            write_half!($kind, columns, elem + 32, high_codes, none, &mut words[BYTES / 2..]);
+            let [a, b, c]: [u64; 3] = $planes;
+            let [low, high] = bytes_of_3::<true>(broadcast(a), broadcast(b), broadcast(c));
+            low_exponents = _mm256_or_si256(low_exponents, low);
+            high_exponents = _mm256_or_si256(high_exponents, high);
         }
-    };
-}
-
-/// Writes 32 words, which start with element `$elem` of the record.
-macro_rules! write_half {
-    ($kind:ident, $columns:ident, $elem:expr, $codes:ident, $low_bits:ident, $words:expr) => {
-        let mut exponents = _mm256_shuffle_epi8($columns.table, $codes);
-        if let Some(bases) = $columns.bases {
-            let bases = top_bits::<$kind>(ordered::<$kind>(load(bases, $elem)));
-            exponents = _mm256_add_epi8(exponents, bases);
-        }
-        if $kind == F16 {
-            exponents = _mm256_or_si256(exponents, $low_bits);
-        }
-        let low = ordered::<$kind>(load($columns.fixed, $elem));
+        let bytes = &fixed[elem..elem + GROUP_ELEMS];
+        let (low, high) = (ordered::<$kind>(load(bytes, 0)), ordered::<$kind>(load(bytes, 32)));
         if $kind == F32 {
-            let middle = ordered::<$kind>(load($columns.fixed, $columns.n + $elem));
-            let high = ordered::<$kind>(load($columns.fixed, 2 * $columns.n + $elem));
-            write_f32($words, [low, middle, high, exponents]);
+            let (middle, top) = (&fixed[n + elem..][..GROUP_ELEMS], &fixed[2 * n + elem..][..GROUP_ELEMS]);
+            let (low_middle, high_middle) = (load(middle, 0), load(middle, 32));
+            let (low_middle, high_middle) = (ordered::<$kind>(low_middle), ordered::<$kind>(high_middle));
+            let (low_top, high_top) = (ordered::<$kind>(load(top, 0)), ordered::<$kind>(load(top, 32)));
+            write_f32(low_words, [low, low_middle, low_top, low_exponents]);
+            write_f32(high_words, [high, high_middle, high_top, high_exponents]);
         } else {
-            write_16::<$kind>($words, low, exponents);
+            write_16::<$kind>(low_words, low, low_exponents);
+            write_16::<$kind>(high_words, high, high_exponents);
         }
     };
 }
 
-pub(super) use {write_group, write_half};
+pub(super) use write_group;
+
+/// The words of a group that is not whole: those that follow may be changed, where there are enough.
+macro_rules! with_part {
+    ($words:expr, $n:expr, $kind:ident, |$whole:ident| $write:block) => {
+        let rest: &mut [u8] = $words;
+        if let Some($whole) = rest.first_chunk_mut::<BYTES>() {
+            $write
+        } else {
+            let mut room = [0; BYTES];
+            let $whole = &mut room;
+            $write
+            let len = $n * word_bytes($kind);
+            rest[..len].copy_from_slice(&room[..len]);
+        }
+    };
+}
+
+pub(super) use with_part;
+
+/// Writes a record's words from its exponents; the first bit plane of its low bits is at bit `planes_at`.
+#[inline]
+#[target_feature(enable = "avx2,bmi1,popcnt")]
+pub(super) fn write_words<const KIND: u8, const BYTES: usize>(
+    schedule: Schedule,
+    low_bits: LowBits<'_>,
+    exponents: &[GroupExponents],
+    words: &mut [u8],
+) {
+    let shape = shape_of(KIND, schedule);
+    let (n_wholes, n_part) = (low_bits.n / GROUP_ELEMS, low_bits.n % GROUP_ELEMS);
+    let (mut elem, mut at) = (0, byte_planes(KIND) * low_bits.n);
+    let wholes = &mut words.as_chunks_mut::<BYTES>().0[..n_wholes];
+    for (words, exponents) in wholes.iter_mut().zip(exponents) {
+        let exponents = [ordered::<KIND>(load(exponents, 0)), ordered::<KIND>(load(exponents, 32))];
+        let planes = planes_of::<KIND>(low_bits.fixed, 8 * at + shape.code_bits(GROUP_ELEMS), GROUP_ELEMS);
+        write_group!(KIND, low_bits, elem, exponents, planes, words);
+        elem += GROUP_ELEMS;
+        at += shape.group_bits(GROUP_ELEMS) / 8;
+    }
+    if n_part != 0 {
+        let exponents = &exponents[n_wholes];
+        let exponents = [ordered::<KIND>(load(exponents, 0)), ordered::<KIND>(load(exponents, 32))];
+        let planes = planes_of::<KIND>(low_bits.fixed, 8 * at + shape.code_bits(n_part), n_part);
+        with_part!(&mut words[n_wholes * BYTES..], n_part, KIND, |whole| {
+            write_group!(KIND, low_bits, elem, exponents, planes, whole);
+        });
+    }
+}
+
+/// The bit planes of a group's low bits, of the only kind that has some.
+#[inline(always)]
+pub(super) fn planes_of<const KIND: u8>(fixed: &[u8], at: usize, n: usize) -> [u64; 3] {
+    if KIND == F16 { planes_at(fixed, at, n) } else { [0; 3] }
+}
+
+/// Three planes of `n` bits from bit `at` on; bits after the first `n` of each are anything.
+#[inline(always)]
+pub(super) fn planes_at(bytes: &[u8], at: usize, n: usize) -> [u64; 3] {
+    [take(bytes, at), take(bytes, at + n), take(bytes, at + 2 * n)]
+}
+
+/// 64 bits from bit `at`.
+#[inline(always)]
+pub(super) fn take(bytes: &[u8], at: usize) -> u64 {
+    let bytes = &bytes[at / 8..at / 8 + 9];
+    let low = bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    // Two shifts, because one of 64 has no meaning.
+    low >> (at % 8) | u64::from(bytes[8]) << 1 << (63 - at % 8)
+}
 
 /// Exponents of five bits moved above the three bits that fill no byte plane; others as they are.
 #[inline]
@@ -112,53 +193,45 @@ pub(super) fn broadcast(plane: u64) -> __m256i {
     _mm256_set1_epi64x(plane.cast_signed())
 }
 
-/// A byte of ones for each bit that is set of a plane, [`ordered`].
+/// A byte of ones for each bit that is set of a plane, or these [`ordered`] for words of 16 bits.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-fn spread<const KIND: u8>(plane: __m256i) -> [__m256i; 2] {
-    let (bytes, bit) = if word_bytes(KIND) == 4 {
-        let bytes = _mm256_setr_epi8(
-            0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3,
-        );
-        let (low, high) = (0x0804_0201_0804_0201_u64, 0x8040_2010_8040_2010_u64);
-        let (low, high) = (low.cast_signed(), high.cast_signed());
-        (bytes, _mm256_setr_epi64x(low, low, high, high))
-    } else {
-        let bytes = _mm256_setr_epi8(
+fn spread<const ORDERED: bool>(plane: __m256i) -> [__m256i; 2] {
+    let bytes = if ORDERED {
+        _mm256_setr_epi8(
             0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3, 3, 3,
-        );
-        (bytes, _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed()))
+        )
+    } else {
+        _mm256_setr_epi8(
+            0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
+        )
     };
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
     let high = _mm256_or_si256(bytes, _mm256_set1_epi8(4));
     let low = _mm256_and_si256(_mm256_shuffle_epi8(plane, bytes), bit);
     let high = _mm256_and_si256(_mm256_shuffle_epi8(plane, high), bit);
     [_mm256_cmpeq_epi8(low, bit), _mm256_cmpeq_epi8(high, bit)]
 }
 
-/// 64 numbers of three bits, [`ordered`], from their bit planes.
+/// 64 numbers of three bits from their bit planes.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-pub(super) fn bytes_of_3<const KIND: u8>(a: __m256i, b: __m256i, c: __m256i) -> [__m256i; 2] {
+pub(super) fn bytes_of_3<const ORDERED: bool>(a: __m256i, b: __m256i, c: __m256i) -> [__m256i; 2] {
     let (two, four) = (_mm256_set1_epi8(2), _mm256_set1_epi8(4));
-    let ([a_low, a_high], [b_low, b_high]) = (spread::<KIND>(a), spread::<KIND>(b));
-    let [c_low, c_high] = spread::<KIND>(c);
+    let ([a_low, a_high], [b_low, b_high]) = (spread::<ORDERED>(a), spread::<ORDERED>(b));
+    let [c_low, c_high] = spread::<ORDERED>(c);
     let low = _mm256_or_si256(_mm256_and_si256(b_low, two), _mm256_and_si256(c_low, four));
     let high = _mm256_or_si256(_mm256_and_si256(b_high, two), _mm256_and_si256(c_high, four));
     // A byte of ones is -1.
     [_mm256_sub_epi8(low, a_low), _mm256_sub_epi8(high, a_high)]
 }
 
-/// 64 numbers of four bits, [`ordered`], from their bit planes.
+/// 64 numbers of four bits from their bit planes.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-pub(super) fn bytes_of_4<const KIND: u8>(
-    a: __m256i,
-    b: __m256i,
-    c: __m256i,
-    d: __m256i,
-) -> [__m256i; 2] {
+pub(super) fn bytes_of_4(a: __m256i, b: __m256i, c: __m256i, d: __m256i) -> [__m256i; 2] {
     let eight = _mm256_set1_epi8(8);
-    let ([low, high], [d_low, d_high]) = (bytes_of_3::<KIND>(a, b, c), spread::<KIND>(d));
+    let ([low, high], [d_low, d_high]) = (bytes_of_3::<false>(a, b, c), spread::<false>(d));
     let low = _mm256_or_si256(low, _mm256_and_si256(d_low, eight));
     [low, _mm256_or_si256(high, _mm256_and_si256(d_high, eight))]
 }

@@ -1,170 +1,208 @@
 //! What a record has besides its fixed part, and the exponents of its escapes.
 
-use core::arch::x86_64::_mm256_blendv_epi8;
+use core::arch::x86_64::{__m256i, _mm256_blendv_epi8, _pdep_u64};
 
-use super::super::{exponent_bits, load, store, word_bytes};
-use crate::planes::GROUP_ELEMS;
+use super::super::{F16, exponent_bits, load, store, word_bytes};
+use super::group::{GroupExponents, broadcast, bytes_of_4, take};
 use crate::scalar::planes::Body;
 
-/// Bytes after the fixed part, and after what follows it, that vectors may read.
+/// Bytes after the fixed part that vectors may read.
 pub(super) const SLACK_BYTES: usize = 72;
 
-/// Escapes of a group that are patched whether there are any or not: a branch that depends on data costs more.
+const VECTOR_BYTES: usize = 32;
+
+/// Escapes of a group that are written whether there are any or not.
 const AT_ONCE: usize = 4;
 
 /// What follows a record's fixed part, in one piece: tiers and exponents.
 pub(super) struct Tail<'a> {
-    pub(super) bytes: &'a [u8],
-    /// Bits of `bytes` that are the record's; more than it has where all after its end is zero.
-    valid_bits: usize,
-    /// Bytes of the rest; `None` where there is no rest.
-    rest_len: Option<usize>,
-    /// Bytes of the front among `bytes`.
+    body: &'a Body<'a>,
+    /// Byte of the body at which the tail starts.
+    start: usize,
+    /// Bytes of the front among the tail's.
     front_len: usize,
+    /// The first bytes of the tail, in front of room for the others.
+    room: &'a mut [u8],
+    /// How many of them.
+    len: usize,
 }
 
 impl<'a> Tail<'a> {
-    /// What stands from bit `start` on; `None` where the record's own bits are not enough to tell.
-    #[inline(always)]
-    pub(super) fn new(body: &Body<'a>, start: usize) -> Option<Self> {
-        let (bytes, front_len) = (&body.bytes[start / 8..], body.front_len.checked_sub(start / 8)?);
-        match body.rest() {
-            None if bytes.len() >= front_len + SLACK_BYTES => {
-                Some(Self { bytes, valid_bits: 8 * front_len, rest_len: None, front_len })
-            }
-            Some(rest) if front_len == 0 && rest.len() >= 2 * SLACK_BYTES => {
-                Some(Self { bytes: rest, valid_bits: 8 * rest.len(), rest_len: Some(rest.len()), front_len })
-            }
-            _ => None,
-        }
-    }
-
-    /// As [`Tail::new`], where the pieces must be put together; `n` are the record's elements.
+    /// What stands from bit `start` on of a record of `n` elements.
+    ///
+    /// Copied wherever it stands, because whether a record has a rest cannot be predicted.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,popcnt")]
-    pub(super) fn joined(body: &Body<'a>, start: usize, n: usize, room: &'a mut [u8]) -> Option<Self> {
-        let front = &body.front()[(start / 8).min(body.front_len)..];
-        let front_len = front.len();
-        let rest = body.rest().unwrap_or(&[]);
+    pub(super) fn new(body: &'a Body<'a>, start: usize, n: usize, room: &'a mut [u8]) -> Option<Self> {
+        let start = start / 8;
+        let front_len = body.front_len.checked_sub(start)?;
         // More than this is rare.
-        let most = n / 2 + 64;
-        let rest_len = body.rest_at.map(|_| rest.len());
-        if let Some(rest_at) = body.rest_at
-            && front_len <= 32
-            && rest_at >= front_len
-            && rest.len() >= most + SLACK_BYTES + 32
+        let len = (front_len + n / 8 + 64).next_multiple_of(VECTOR_BYTES);
+        // The rest, shifted to where it belongs, so that each store is whole: a load of parts of two would wait.
+        let shifted = body.rest_at.map_or(start, |at| at.saturating_sub(front_len));
+        let (split, blend) = (front_len / VECTOR_BYTES, after(front_len % VECTOR_BYTES));
+        let mut tail = Self { body, start, front_len, room, len };
+        if let (Some(front), Some(rest)) = (body.bytes.get(start..), body.bytes.get(shifted..))
+            && let (Some(front), Some(rest)) = (front.get(..len), rest.get(..len))
+            && let Some(room) = tail.room.get_mut(..len)
         {
-            let len = front_len + most + SLACK_BYTES;
-            let room = room.get_mut(..len.next_multiple_of(32))?;
-            // The rest shifted to where it belongs, so that each store is whole: loads wait for others.
-            let shifted = rest_at - front_len;
-            let first = load(body.bytes, start / 8);
-            store(room, 0, _mm256_blendv_epi8(first, load(body.bytes, shifted), after(front_len)));
-            for at in (32..len).step_by(32) {
-                store(room, at, load(body.bytes, shifted + at));
+            let (front, rest) = (front.as_chunks::<VECTOR_BYTES>().0, rest.as_chunks::<VECTOR_BYTES>().0);
+            for (i, (room, (front, rest))) in
+                room.as_chunks_mut::<VECTOR_BYTES>().0.iter_mut().zip(front.iter().zip(rest)).enumerate()
+            {
+                if i == split {
+                    store(room, 0, _mm256_blendv_epi8(load(front, 0), load(rest, 0), blend));
+                } else {
+                    *room = *if i < split { front } else { rest };
+                }
             }
-            return Some(Self { bytes: room, valid_bits: 8 * (front_len + most), rest_len, front_len });
+        } else {
+            tail.extend()?;
         }
-        let taken = rest.len().min(most);
-        let len = front_len + taken;
-        let bytes = room.get_mut(..len + SLACK_BYTES)?;
-        bytes[..front_len].copy_from_slice(front);
-        bytes[front_len..len].copy_from_slice(&rest[..taken]);
-        bytes[len..].fill(0);
-        let is_all = body.rest_at.is_some() && taken == rest.len();
-        let valid_bits = 8 * if is_all { bytes.len() } else { len };
-        Some(Self { bytes, valid_bits, rest_len, front_len })
+        Some(tail)
     }
 
-    /// Patches the escapes of a group, whose exponents start at bit `at`; gives the bit after them.
+    /// Puts all of the tail together; what is missing is zero.
+    #[cold]
+    #[inline(never)]
+    fn extend(&mut self) -> Option<()> {
+        let front = &self.body.front()[self.start..];
+        let (inside, room) = self.room.split_at_mut_checked(self.front_len)?;
+        inside.copy_from_slice(front);
+        let rest = self.body.rest().unwrap_or(&[]);
+        let len = rest.len().min(room.len());
+        room[..len].copy_from_slice(&rest[..len]);
+        room[len..].fill(0);
+        self.len = self.room.len();
+        Some(())
+    }
+
+    /// Writes the exponents of the escapes of a group, which start at bit `at`, over those of their codes; gives the
+    /// bit after them.
     #[inline(always)]
-    pub(super) fn patch<const KIND: u8, const BYTES: usize>(
-        &self,
-        words: &mut [u8; BYTES],
+    pub(super) fn patch<const KIND: u8>(
+        &mut self,
+        group: &mut GroupExponents,
         escaped: u64,
         mut at: usize,
     ) -> Option<usize> {
         let bits = exponent_bits(KIND) as usize;
-        let exponents = self.bits(at)?;
-        let n = escaped.count_ones() as usize;
-        let mut left = escaped;
-        patch_first::<KIND, BYTES>(words, left, exponents);
-        left &= left.wrapping_sub(1);
-        patch_first::<KIND, BYTES>(words, left, exponents >> bits);
-        left &= left.wrapping_sub(1);
-        patch_first::<KIND, BYTES>(words, left, exponents >> (2 * bits));
-        left &= left.wrapping_sub(1);
-        patch_first::<KIND, BYTES>(words, left, exponents >> (3 * bits));
-        let end = at + n * bits;
-        if n > AT_ONCE {
-            at += AT_ONCE * bits;
+        let end = at + escaped.count_ones() as usize * bits;
+        let (mut left, mut exponents) = (escaped, self.bits(at)?);
+        // Four whether there are any or not, because branches that depend on data cost more: where none is left,
+        // the place is 64, after the group.
+        for _ in 0..AT_ONCE {
+            group[left.trailing_zeros() as usize] = exponent::<KIND>(exponents);
+            exponents >>= bits;
             left &= left.wrapping_sub(1);
-            while left != 0 {
-                patch_first::<KIND, BYTES>(words, left, self.bits(at)?);
-                at += bits;
-                left &= left - 1;
-            }
+        }
+        while left != 0 {
+            at += bits;
+            group[left.trailing_zeros() as usize] =
+                exponent::<KIND>(self.bits(at + (AT_ONCE - 1) * bits)?);
+            left &= left - 1;
         }
         Some(end)
     }
 
-    /// At least 57 bits from bit `at`.
-    #[inline(always)]
-    pub(super) fn bits(&self, at: usize) -> Option<u64> {
-        Some(u64::from_le_bytes(*self.bytes.get(at / 8..)?.first_chunk()?) >> (at % 8))
+    /// The codes of a group of `planes:2-2-2`, 4 x tier + what the tier holds, whose tiers after the first start at
+    /// bit `at`; its escapes; the bit after its tiers.
+    #[inline]
+    #[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
+    pub(super) fn codes(&mut self, p0: u64, p1: u64, at: usize) -> Option<([__m256i; 2], u64, usize)> {
+        // A group's tiers have at most 256 bits, and a load takes 64 more.
+        let bytes: &[u8; 48] = self.bytes_from(at)?;
+        let second = p0 & p1;
+        let n_second = second.count_ones() as usize;
+        let [a0, a1, b0, b1] =
+            if n_second <= 57 { tiers::<false>(bytes, at % 8, second) } else { long_tiers(bytes, at % 8, second) };
+        let third = a0 & a1;
+        let c0 = p0 & !second | a0 & !third | b0;
+        let c1 = p1 & !second | a1 & !third | b1;
+        let [c0, c1] = [broadcast(c0), broadcast(c1)];
+        let codes = bytes_of_4(c0, c1, broadcast(second & !third), broadcast(third));
+        Some((codes, b0 & b1, at + 2 * n_second + 2 * third.count_ones() as usize))
     }
 
-    /// Whether the record has all bits before `end`; `None` where that cannot be told.
+    /// At least 57 bits from bit `at`.
+    #[inline(always)]
+    fn bits(&mut self, at: usize) -> Option<u64> {
+        Some(u64::from_le_bytes(*self.bytes_from(at)?) >> (at % 8))
+    }
+
+    /// The bytes from that of bit `at` on; `None` where the room is too short.
+    #[inline(always)]
+    fn bytes_from<const N: usize>(&mut self, at: usize) -> Option<&[u8; N]> {
+        if at / 8 + N > self.len {
+            self.extend()?;
+        }
+        self.room.get(at / 8..)?.first_chunk()
+    }
+
+    /// Whether the record has all bits before `end`; `None` where bits that it lacks count as zero.
     #[inline(always)]
     pub(super) fn check_end(&self, end: usize) -> Option<Result<(), usize>> {
-        if end > self.valid_bits && self.rest_len.is_none_or(|len| self.front_len + len > self.valid_bits / 8) {
-            return None;
-        }
         let needed = end.div_ceil(8).saturating_sub(self.front_len);
-        match self.rest_len {
-            Some(len) if len < needed => Some(Err(needed)),
+        match self.body.rest() {
+            Some(rest) if rest.len() < needed => Some(Err(needed)),
+            None if needed > 0 => None,
             _ => Some(Ok(())),
         }
     }
 }
 
-/// Gives the first word that is left the first of the exponents; none where none is left.
-#[inline(always)]
-fn patch_first<const KIND: u8, const BYTES: usize>(words: &mut [u8; BYTES], left: u64, exponents: u64) {
-    let place = left.trailing_zeros() as usize % GROUP_ELEMS;
-    let mask = exponent_mask(KIND) * u16::from(left != 0);
-    let at = (place + 1) * word_bytes(KIND) - 2;
-    patch(&mut words[at..], mask, low_16(exponents << (15 - exponent_bits(KIND))));
+/// The planes of the second tier, of those elements that it has, and of the third.
+#[inline]
+#[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
+fn tiers<const LONG: bool>(bytes: &[u8; 48], bit: usize, second: u64) -> [u64; 4] {
+    let n_second = second.count_ones() as usize;
+    let a0 = _pdep_u64(plane::<LONG>(bytes, bit), second);
+    let a1 = _pdep_u64(plane::<LONG>(bytes, bit + n_second), second);
+    let (third, bit) = (a0 & a1, bit + 2 * n_second);
+    let b0 = _pdep_u64(plane::<LONG>(bytes, bit), third);
+    let b1 = _pdep_u64(plane::<LONG>(bytes, bit + third.count_ones() as usize), third);
+    [a0, a1, b0, b1]
 }
 
-/// Gives word `place` another exponent.
+/// As [`tiers`] of more elements than one load has bits of.
+#[cold]
+#[inline(never)]
+#[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
+fn long_tiers(bytes: &[u8; 48], bit: usize, second: u64) -> [u64; 4] {
+    tiers::<true>(bytes, bit, second)
+}
+
+/// 57 bits from bit `at`, or 64.
+#[inline(always)]
+fn plane<const LONG: bool>(bytes: &[u8; 48], at: usize) -> u64 {
+    if LONG {
+        return take(bytes, at);
+    }
+    bytes[at / 8..at / 8 + 8].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)) >> (at % 8)
+}
+
+/// The lowest exponent as [`super::group`] holds it.
+#[inline(always)]
+const fn exponent<const KIND: u8>(bits: u64) -> u8 {
+    let byte = bits.to_le_bytes()[0];
+    if KIND == F16 { byte << 3 } else { byte }
+}
+
+/// Gives word `place` another exponent, which stands below the sign in the upper 16 bits of every word.
 #[inline(always)]
 pub(super) fn patch_word<const KIND: u8>(words: &mut [u8], place: usize, exponent: u16) {
-    let at = (place + 1) * word_bytes(KIND) - 2;
-    patch(&mut words[at..], exponent_mask(KIND), exponent << (15 - exponent_bits(KIND)));
-}
-
-/// The exponent's bits, which stand below the sign in the upper 16 bits of every word.
-const fn exponent_mask(kind: u8) -> u16 {
-    ((1 << exponent_bits(kind)) - 1) << (15 - exponent_bits(kind))
-}
-
-#[inline(always)]
-fn patch(upper: &mut [u8], mask: u16, bits: u16) {
-    if let Some(upper) = upper.first_chunk_mut() {
-        *upper = (u16::from_le_bytes(*upper) & !mask | bits & mask).to_le_bytes();
+    let bits = exponent_bits(KIND);
+    let mask = ((1 << bits) - 1) << (15 - bits);
+    if let Some(upper) = words[(place + 1) * word_bytes(KIND) - 2..].first_chunk_mut() {
+        let others = u16::from_le_bytes(*upper) & !mask;
+        *upper = (others | exponent << (15 - bits) & mask).to_le_bytes();
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the bits asked for are the low ones")]
-const fn low_16(bits: u64) -> u16 {
-    bits as u16
 }
 
 /// A vector whose first `n` bytes are zero and the others ones; `n` is at most 32.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-pub(super) fn after(n: usize) -> core::arch::x86_64::__m256i {
+pub(super) fn after(n: usize) -> __m256i {
     const BYTES: [u8; 64] = {
         let mut bytes = [0; 64];
         let mut i = 32;
