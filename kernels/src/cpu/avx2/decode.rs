@@ -169,6 +169,7 @@ fn record_three<const KIND: u8, const BYTES: usize>(
     let (shape, n) = (const { shape_of(KIND, Schedule::Three) }, record.n);
     let start = shape.fixed_bits(n);
     let Pieces { fixed, mut tail, exponents } = Pieces::new(&record.body, start, n, room)?;
+    tail.fill()?;
     let columns = Columns::new::<KIND>(planes, record.first);
     let (mut at, mut elem, mut exponents_at) = (byte_planes(KIND) * n, 0, start % 8);
     for group in &mut exponents[..n.div_ceil(GROUP_ELEMS)] {
@@ -203,6 +204,7 @@ fn record_tiers<const KIND: u8, const BYTES: usize>(
     let (shape, n) = (const { shape_of(KIND, Schedule::Tiers) }, record.n);
     let start = shape.fixed_bits(n);
     let Pieces { fixed, mut tail, exponents } = Pieces::new(&record.body, start, n, room)?;
+    tail.fill()?;
     let columns = Columns::new::<KIND>(planes, record.first);
     let (mut at, mut elem, mut tiers_at) = (byte_planes(KIND) * n, 0, start % 8);
     let mut escaped = [0; MAX_GROUPS];
@@ -237,8 +239,8 @@ struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    #[inline]
-    #[target_feature(enable = "avx2,bmi1,popcnt")]
+    /// Compiled into its callers, because a structure that is returned goes through memory, and waits there.
+    #[inline(always)]
     fn new(body: &'a Body<'a>, start: usize, n: usize, room: &'a mut [u8]) -> Option<Self> {
         let (fixed_room, room) = room.split_at_mut_checked(MAX_FIXED_BYTES)?;
         let (exponents, tail_room) = room.split_at_mut_checked(MAX_GROUPS * size_of::<GroupExponents>())?;

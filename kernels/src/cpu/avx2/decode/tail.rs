@@ -28,38 +28,40 @@ pub(super) struct Tail<'a> {
 }
 
 impl<'a> Tail<'a> {
-    /// What stands from bit `start` on of a record of `n` elements.
-    ///
-    /// Copied wherever it stands, because whether a record has a rest cannot be predicted.
-    #[inline]
-    #[target_feature(enable = "avx2,bmi1,popcnt")]
+    /// The tail that starts at bit `start` of the body of a record of `n` elements; still to be filled.
+    #[inline(always)]
     pub(super) fn new(body: &'a Body<'a>, start: usize, n: usize, room: &'a mut [u8]) -> Option<Self> {
         let start = start / 8;
         let front_len = body.front_len.checked_sub(start)?;
         // More than this is rare.
         let len = (front_len + n / 8 + 64).next_multiple_of(VECTOR_BYTES);
+        Some(Self { body, start, front_len, room, len })
+    }
+
+    /// Copies the first bytes from wherever they stand: whether a record has a rest cannot be predicted.
+    #[inline]
+    #[target_feature(enable = "avx2,bmi1,popcnt")]
+    pub(super) fn fill(&mut self) -> Option<()> {
         // The rest, shifted to where it belongs, so that each store is whole: a load of parts of two would wait.
-        let shifted = body.rest_at.map_or(start, |at| at.saturating_sub(front_len));
-        let (split, blend) = (front_len / VECTOR_BYTES, after(front_len % VECTOR_BYTES));
-        let mut tail = Self { body, start, front_len, room, len };
-        if let (Some(front), Some(rest)) = (body.bytes.get(start..), body.bytes.get(shifted..))
-            && let (Some(front), Some(rest)) = (front.get(..len), rest.get(..len))
-            && let Some(room) = tail.room.get_mut(..len)
+        let shifted = self.body.rest_at.map_or(self.start, |at| at.saturating_sub(self.front_len));
+        let bytes = self.body.bytes;
+        if let (Some(front), Some(rest)) = (bytes.get(self.start..), bytes.get(shifted..))
+            && let (Some(front), Some(rest)) = (front.get(..self.len), rest.get(..self.len))
+            && let Some(room) = self.room.get_mut(..self.len)
         {
             let (front, rest) = (front.as_chunks::<VECTOR_BYTES>().0, rest.as_chunks::<VECTOR_BYTES>().0);
-            for (i, (room, (front, rest))) in
-                room.as_chunks_mut::<VECTOR_BYTES>().0.iter_mut().zip(front.iter().zip(rest)).enumerate()
-            {
+            let (split, blend) = (self.front_len / VECTOR_BYTES, after(self.front_len % VECTOR_BYTES));
+            let room = room.as_chunks_mut::<VECTOR_BYTES>().0;
+            for (i, (room, (front, rest))) in room.iter_mut().zip(front.iter().zip(rest)).enumerate() {
                 if i == split {
                     store(room, 0, _mm256_blendv_epi8(load(front, 0), load(rest, 0), blend));
                 } else {
                     *room = *if i < split { front } else { rest };
                 }
             }
-        } else {
-            tail.extend()?;
+            return Some(());
         }
-        Some(tail)
+        self.extend()
     }
 
     /// Puts all of the tail together; what is missing is zero.
