@@ -10,10 +10,10 @@ use core::arch::x86_64::{
 };
 
 use self::group::{
-    Columns, GroupExponents, LowBits, broadcast, bytes_of_3, ordered, planes_at, planes_of, take, top_bits,
+    Columns, GroupExponents, LowBits, broadcast, bytes_of_3, bytes_of_4, ordered, planes_at, planes_of, take, top_bits,
     with_part, write_16, write_f32, write_group, write_words,
 };
-use self::tail::{SLACK_BYTES, Tail, after, patch_word};
+use self::tail::{SLACK_BYTES, Tail, after, patch, patch_word, tiers_at};
 use super::{F16, F32, byte_planes, join, load, shape_of, word_bytes};
 use crate::error::Error;
 use crate::escapes::Escapes;
@@ -107,7 +107,7 @@ fn record_four<const KIND: u8, const BYTES: usize>(
 ) -> Option<Result<(), usize>> {
     let (shape, n) = (const { shape_of(KIND, Schedule::Four) }, record.n);
     let fixed = fixed_part(&record.body, shape.fixed_bits(n), room)?;
-    let (columns, low_bits) = (Columns::new::<KIND>(planes, record.first), LowBits { fixed, n });
+    let (columns, low_bits) = (Columns::new::<KIND>(planes, record.first), LowBits::new(fixed, n));
     let (n_wholes, n_part) = (n / GROUP_ELEMS, n % GROUP_ELEMS);
     let codes_at = byte_planes(KIND) * n;
     let (mut at, mut elem) = (codes_at, 0);
@@ -166,29 +166,50 @@ fn record_three<const KIND: u8, const BYTES: usize>(
     _escapes: &mut Escapes<'_>,
     room: &mut [u8],
 ) -> Option<Result<(), usize>> {
-    let (shape, n) = (const { shape_of(KIND, Schedule::Three) }, record.n);
-    let start = shape.fixed_bits(n);
+    let n = record.n;
+    let start = const { shape_of(KIND, Schedule::Three) }.fixed_bits(n);
     let Pieces { fixed, mut tail, exponents } = Pieces::new(&record.body, start, n, room)?;
     tail.fill()?;
     let columns = Columns::new::<KIND>(planes, record.first);
-    let (mut at, mut elem, mut exponents_at) = (byte_planes(KIND) * n, 0, start % 8);
-    for group in &mut exponents[..n.div_ceil(GROUP_ELEMS)] {
-        // One loop for whole groups and others, so that what it calls is compiled into it.
-        let [a, b, mut c] = if n - elem >= GROUP_ELEMS {
-            let bytes = &fixed[at..at + 24];
-            [word_at(bytes, 0), word_at(bytes, 8), word_at(bytes, 16)]
-        } else {
-            planes_at(fixed, 8 * at, n - elem)
-        };
-        c &= low_of((n - elem).min(GROUP_ELEMS));
+    let low_bits = LowBits::new(fixed, n);
+    let mut end = exponents_three::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
+    if end.is_none() {
+        tail.extend()?;
+        end = exponents_three::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
+    }
+    write_words::<KIND, BYTES>(Schedule::Three, &low_bits, exponents, words);
+    tail.check_end(end?)
+}
+
+/// The exponents of a record of `planes:3`; gives the bit of the tail after them, or `None` where it is too short.
+#[inline(never)]
+#[target_feature(enable = "avx2,bmi1,popcnt")]
+fn exponents_three<const KIND: u8>(
+    columns: &Columns<'_>,
+    &LowBits { fixed, n, .. }: &LowBits<'_>,
+    tail: &[u8],
+    exponents: &mut [GroupExponents],
+) -> Option<usize> {
+    let shape = const { shape_of(KIND, Schedule::Three) };
+    let (n_wholes, n_part) = (n / GROUP_ELEMS, n % GROUP_ELEMS);
+    let (mut at, mut elem, mut exponents_at) = (byte_planes(KIND) * n, 0, shape.fixed_bits(n) % 8);
+    for group in &mut exponents[..n_wholes] {
+        let bytes = &fixed[at..at + 24];
+        let [a, b, c] = [word_at(bytes, 0), word_at(bytes, 8), word_at(bytes, 16)];
         let codes = bytes_of_3::<false>(broadcast(a), broadcast(b), broadcast(c));
         columns.write::<KIND>(codes, elem, group);
-        exponents_at = tail.patch::<KIND>(group, a & b & c, exponents_at)?;
+        exponents_at = patch::<KIND>(tail, group, a & b & c, exponents_at)?;
         elem += GROUP_ELEMS;
         at += shape.group_bits(GROUP_ELEMS) / 8;
     }
-    write_words::<KIND, BYTES>(Schedule::Three, LowBits { fixed, n }, exponents, words);
-    tail.check_end(exponents_at)
+    if n_part != 0 {
+        let [a, b, c] = planes_at(fixed, 8 * at, n_part);
+        let codes = bytes_of_3::<false>(broadcast(a), broadcast(b), broadcast(c));
+        columns.write::<KIND>(codes, elem, &mut exponents[n_wholes]);
+        let escaped = a & b & c & low_of(n_part);
+        exponents_at = patch::<KIND>(tail, &mut exponents[n_wholes], escaped, exponents_at)?;
+    }
+    Some(exponents_at)
 }
 
 /// A record of `planes:2-2-2`: first the exponents of all groups, then the words.
@@ -201,34 +222,57 @@ fn record_tiers<const KIND: u8, const BYTES: usize>(
     _escapes: &mut Escapes<'_>,
     room: &mut [u8],
 ) -> Option<Result<(), usize>> {
-    let (shape, n) = (const { shape_of(KIND, Schedule::Tiers) }, record.n);
-    let start = shape.fixed_bits(n);
+    let n = record.n;
+    let start = const { shape_of(KIND, Schedule::Tiers) }.fixed_bits(n);
     let Pieces { fixed, mut tail, exponents } = Pieces::new(&record.body, start, n, room)?;
     tail.fill()?;
     let columns = Columns::new::<KIND>(planes, record.first);
-    let (mut at, mut elem, mut tiers_at) = (byte_planes(KIND) * n, 0, start % 8);
+    let low_bits = LowBits::new(fixed, n);
+    let mut end = exponents_tiers::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
+    if end.is_none() {
+        tail.extend()?;
+        end = exponents_tiers::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
+    }
+    write_words::<KIND, BYTES>(Schedule::Tiers, &low_bits, exponents, words);
+    tail.check_end(end?)
+}
+
+/// As [`exponents_three`], of `planes:2-2-2`.
+#[inline(never)]
+#[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
+fn exponents_tiers<const KIND: u8>(
+    columns: &Columns<'_>,
+    &LowBits { fixed, n, .. }: &LowBits<'_>,
+    tail: &[u8],
+    exponents: &mut [GroupExponents],
+) -> Option<usize> {
+    let shape = const { shape_of(KIND, Schedule::Tiers) };
+    let (mut at, mut elem, mut tail_at) = (byte_planes(KIND) * n, 0, shape.fixed_bits(n) % 8);
+    let exponents = &mut exponents[..n.div_ceil(GROUP_ELEMS)];
     let mut escaped = [0; MAX_GROUPS];
-    for (group, escaped) in exponents[..n.div_ceil(GROUP_ELEMS)].iter_mut().zip(&mut escaped) {
+    for (group, escaped) in exponents.iter_mut().zip(&mut escaped) {
         // One loop for whole groups and others, so that what it calls is compiled into it.
-        let n_group = (n - elem).min(GROUP_ELEMS);
-        let (p0, p1) = if n_group == GROUP_ELEMS {
+        let n_group = n - elem;
+        let (p0, p1) = if n_group >= GROUP_ELEMS {
             let bytes = &fixed[at..at + 16];
             (word_at(bytes, 0), word_at(bytes, 8))
         } else {
             (take(fixed, 8 * at), take(fixed, 8 * at + n_group) & low_of(n_group))
         };
-        let codes;
-        (codes, *escaped, tiers_at) = tail.codes(p0, p1, tiers_at)?;
+        // SAFETY: this function has the instructions.
+        let tiers = unsafe { tiers_at(tail, p0, p1, tail_at) }?;
+        (*escaped, tail_at) = (tiers.escaped, tiers.end);
+        let (c0, c1) = (broadcast(tiers.places.0), broadcast(tiers.places.1));
+        let codes = bytes_of_4(c0, c1, broadcast(tiers.tiers.0), broadcast(tiers.tiers.1));
         columns.write::<KIND>(codes, elem, group);
         elem += GROUP_ELEMS;
         at += shape.group_bits(GROUP_ELEMS) / 8;
     }
     // The exponents of escapes come after the tiers of all groups.
-    for (group, &escaped) in exponents[..n.div_ceil(GROUP_ELEMS)].iter_mut().zip(&escaped) {
-        tiers_at = tail.patch::<KIND>(group, escaped, tiers_at)?;
+    for (group, &escaped) in exponents.iter_mut().zip(&escaped) {
+        tail_at = patch::<KIND>(tail, group, escaped, tail_at)?;
     }
-    write_words::<KIND, BYTES>(Schedule::Tiers, LowBits { fixed, n }, exponents, words);
-    tail.check_end(tiers_at)
+    Some(tail_at)
 }
 
 /// What a record is decoded from, and room for its exponents.

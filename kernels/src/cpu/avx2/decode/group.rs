@@ -4,12 +4,14 @@
 
 use core::arch::x86_64::{
     __m256i, _mm_loadu_si128, _mm256_add_epi8, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_cmpeq_epi8,
-    _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32, _mm256_set1_epi8,
+    _mm256_mullo_epi16, _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32, _mm256_set1_epi8, _mm256_set1_epi16,
     _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_setzero_si256,
     _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32,
     _mm256_sub_epi8, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpacklo_epi8,
     _mm256_unpacklo_epi16,
 };
+
+use core::hint::black_box;
 
 use super::super::{F16, F32, F32_SHORT, byte_planes, load, shape_of, store, word_bytes};
 use crate::planes::{GROUP_ELEMS, Planes, Schedule};
@@ -58,6 +60,19 @@ pub(super) struct LowBits<'a> {
     pub(super) fixed: &'a [u8],
     /// Elements of the record.
     pub(super) n: usize,
+    /// Times this, a word of 16 bits has its lowest bit at the top.
+    ///
+    /// A product, because shifts share their ports with all else that is done here; the compiler must not see that
+    /// it is one.
+    pub(super) to_top: __m256i,
+}
+
+impl<'a> LowBits<'a> {
+    #[inline]
+    #[target_feature(enable = "avx2,bmi1,popcnt")]
+    pub(super) fn new(fixed: &'a [u8], n: usize) -> Self {
+        Self { fixed, n, to_top: _mm256_set1_epi16(black_box(i16::MIN)) }
+    }
 }
 
 /// Writes the 64 words of a group that starts with element `$elem`.
@@ -66,7 +81,8 @@ pub(super) struct LowBits<'a> {
 /// `$exponents` are [`ordered`], and `$planes` the bit planes of the low bits, if there are any.
 macro_rules! write_group {
     ($kind:ident, $low_bits:expr, $elem:expr, $exponents:expr, $planes:expr, $words:expr) => {
-        let (fixed, n, elem): (&[u8], usize, usize) = ($low_bits.fixed, $low_bits.n, $elem);
+        let &LowBits { fixed, n, to_top } = &$low_bits;
+        let elem: usize = $elem;
         let words: &mut [u8; BYTES] = $words;
         let (low_words, high_words) = words.split_at_mut(BYTES / 2);
         let [mut low_exponents, mut high_exponents]: [__m256i; 2] = $exponents;
@@ -86,8 +102,8 @@ macro_rules! write_group {
             write_f32(low_words, [low, low_middle, low_top, low_exponents]);
             write_f32(high_words, [high, high_middle, high_top, high_exponents]);
         } else {
-            write_16::<$kind>(low_words, low, low_exponents);
-            write_16::<$kind>(high_words, high, high_exponents);
+            write_16::<$kind>(low_words, low, low_exponents, to_top);
+            write_16::<$kind>(high_words, high, high_exponents, to_top);
         }
     };
 }
@@ -117,7 +133,7 @@ pub(super) use with_part;
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 pub(super) fn write_words<const KIND: u8, const BYTES: usize>(
     schedule: Schedule,
-    low_bits: LowBits<'_>,
+    low_bits: &LowBits<'_>,
     exponents: &[GroupExponents],
     words: &mut [u8],
 ) {
@@ -128,7 +144,7 @@ pub(super) fn write_words<const KIND: u8, const BYTES: usize>(
     for (words, exponents) in wholes.iter_mut().zip(exponents) {
         let exponents = [ordered::<KIND>(load(exponents, 0)), ordered::<KIND>(load(exponents, 32))];
         let planes = planes_of::<KIND>(low_bits.fixed, 8 * at + shape.code_bits(GROUP_ELEMS), GROUP_ELEMS);
-        write_group!(KIND, low_bits, elem, exponents, planes, words);
+        write_group!(KIND, *low_bits, elem, exponents, planes, words);
         elem += GROUP_ELEMS;
         at += shape.group_bits(GROUP_ELEMS) / 8;
     }
@@ -137,7 +153,7 @@ pub(super) fn write_words<const KIND: u8, const BYTES: usize>(
         let exponents = [ordered::<KIND>(load(exponents, 0)), ordered::<KIND>(load(exponents, 32))];
         let planes = planes_of::<KIND>(low_bits.fixed, 8 * at + shape.code_bits(n_part), n_part);
         with_part!(&mut words[n_wholes * BYTES..], n_part, KIND, |whole| {
-            write_group!(KIND, low_bits, elem, exponents, planes, whole);
+            write_group!(KIND, *low_bits, elem, exponents, planes, whole);
         });
     }
 }
@@ -239,8 +255,8 @@ pub(super) fn bytes_of_4(a: __m256i, b: __m256i, c: __m256i, d: __m256i) -> [__m
 /// The words of vectors, with their lowest bit moved to the top.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-fn unrotate_16(words: __m256i) -> __m256i {
-    _mm256_or_si256(_mm256_srli_epi16::<1>(words), _mm256_slli_epi16::<15>(words))
+fn unrotate_16(words: __m256i, to_top: __m256i) -> __m256i {
+    _mm256_or_si256(_mm256_srli_epi16::<1>(words), _mm256_mullo_epi16(words, to_top))
 }
 
 /// As [`unrotate_16`], of words of 32 bits.
@@ -253,9 +269,9 @@ fn unrotate_32(words: __m256i) -> __m256i {
 /// Writes 32 words of 16 bits, or of 32 bits whose lower half is zero.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
-pub(super) fn write_16<const KIND: u8>(words: &mut [u8], low: __m256i, high: __m256i) {
-    let a = unrotate_16(_mm256_unpacklo_epi8(low, high));
-    let b = unrotate_16(_mm256_unpackhi_epi8(low, high));
+pub(super) fn write_16<const KIND: u8>(words: &mut [u8], low: __m256i, high: __m256i, to_top: __m256i) {
+    let a = unrotate_16(_mm256_unpacklo_epi8(low, high), to_top);
+    let b = unrotate_16(_mm256_unpackhi_epi8(low, high), to_top);
     if KIND == F32_SHORT {
         let zero = _mm256_setzero_si256();
         store(words, 0, _mm256_unpacklo_epi16(zero, a));

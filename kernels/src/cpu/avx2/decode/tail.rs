@@ -3,7 +3,7 @@
 use core::arch::x86_64::{__m256i, _mm256_blendv_epi8, _pdep_u64};
 
 use super::super::{F16, exponent_bits, load, store, word_bytes};
-use super::group::{GroupExponents, broadcast, bytes_of_4, take};
+use super::group::{GroupExponents, take};
 use crate::scalar::planes::Body;
 
 /// Bytes after the fixed part that vectors may read.
@@ -67,7 +67,7 @@ impl<'a> Tail<'a> {
     /// Puts all of the tail together; what is missing is zero.
     #[cold]
     #[inline(never)]
-    fn extend(&mut self) -> Option<()> {
+    pub(super) fn extend(&mut self) -> Option<()> {
         let front = &self.body.front()[self.start..];
         let (inside, room) = self.room.split_at_mut_checked(self.front_len)?;
         inside.copy_from_slice(front);
@@ -79,66 +79,10 @@ impl<'a> Tail<'a> {
         Some(())
     }
 
-    /// Writes the exponents of the escapes of a group, which start at bit `at`, over those of their codes; gives the
-    /// bit after them.
+    /// The bytes of the tail that are in one piece.
     #[inline(always)]
-    pub(super) fn patch<const KIND: u8>(
-        &mut self,
-        group: &mut GroupExponents,
-        escaped: u64,
-        mut at: usize,
-    ) -> Option<usize> {
-        let bits = exponent_bits(KIND) as usize;
-        let end = at + escaped.count_ones() as usize * bits;
-        let (mut left, mut exponents) = (escaped, self.bits(at)?);
-        // Four whether there are any or not, because branches that depend on data cost more: where none is left,
-        // the place is 64, after the group.
-        for _ in 0..AT_ONCE {
-            group[left.trailing_zeros() as usize] = exponent::<KIND>(exponents);
-            exponents >>= bits;
-            left &= left.wrapping_sub(1);
-        }
-        while left != 0 {
-            at += bits;
-            group[left.trailing_zeros() as usize] =
-                exponent::<KIND>(self.bits(at + (AT_ONCE - 1) * bits)?);
-            left &= left - 1;
-        }
-        Some(end)
-    }
-
-    /// The codes of a group of `planes:2-2-2`, 4 x tier + what the tier holds, whose tiers after the first start at
-    /// bit `at`; its escapes; the bit after its tiers.
-    #[inline]
-    #[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
-    pub(super) fn codes(&mut self, p0: u64, p1: u64, at: usize) -> Option<([__m256i; 2], u64, usize)> {
-        // A group's tiers have at most 256 bits, and a load takes 64 more.
-        let bytes: &[u8; 48] = self.bytes_from(at)?;
-        let second = p0 & p1;
-        let n_second = second.count_ones() as usize;
-        let [a0, a1, b0, b1] =
-            if n_second <= 57 { tiers::<false>(bytes, at % 8, second) } else { long_tiers(bytes, at % 8, second) };
-        let third = a0 & a1;
-        let c0 = p0 & !second | a0 & !third | b0;
-        let c1 = p1 & !second | a1 & !third | b1;
-        let [c0, c1] = [broadcast(c0), broadcast(c1)];
-        let codes = bytes_of_4(c0, c1, broadcast(second & !third), broadcast(third));
-        Some((codes, b0 & b1, at + 2 * n_second + 2 * third.count_ones() as usize))
-    }
-
-    /// At least 57 bits from bit `at`.
-    #[inline(always)]
-    fn bits(&mut self, at: usize) -> Option<u64> {
-        Some(u64::from_le_bytes(*self.bytes_from(at)?) >> (at % 8))
-    }
-
-    /// The bytes from that of bit `at` on; `None` where the room is too short.
-    #[inline(always)]
-    fn bytes_from<const N: usize>(&mut self, at: usize) -> Option<&[u8; N]> {
-        if at / 8 + N > self.len {
-            self.extend()?;
-        }
-        self.room.get(at / 8..)?.first_chunk()
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.room[..self.len]
     }
 
     /// Whether the record has all bits before `end`; `None` where bits that it lacks count as zero.
@@ -153,25 +97,96 @@ impl<'a> Tail<'a> {
     }
 }
 
-/// The planes of the second tier, of those elements that it has, and of the third.
-#[inline]
-#[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
-fn tiers<const LONG: bool>(bytes: &[u8; 48], bit: usize, second: u64) -> [u64; 4] {
+/// Writes the exponents of the escapes of a group, which start at bit `at` of the tail, over those of their codes;
+/// gives the bit after them, or `None` where the tail is too short.
+#[inline(always)]
+pub(super) fn patch<const KIND: u8>(
+    tail: &[u8],
+    group: &mut GroupExponents,
+    escaped: u64,
+    at: usize,
+) -> Option<usize> {
+    let bits = exponent_bits(KIND) as usize;
+    let (mut left, mut exponents) = (escaped, bits_at(tail, at)?);
+    // Some whether there are any or not, because branches that depend on data cost more: where none is left, the
+    // place is 64, after the group.
+    for _ in 0..AT_ONCE {
+        group[left.trailing_zeros() as usize] = exponent::<KIND>(exponents);
+        exponents >>= bits;
+        left &= left.wrapping_sub(1);
+    }
+    let mut later = at + AT_ONCE * bits;
+    while left != 0 {
+        group[left.trailing_zeros() as usize] = exponent::<KIND>(bits_at(tail, later)?);
+        later += bits;
+        left &= left - 1;
+    }
+    Some(at + escaped.count_ones() as usize * bits)
+}
+
+/// What the tiers of a group of `planes:2-2-2` hold.
+pub(super) struct Tiers {
+    /// The bit planes of each element's code in its last tier.
+    pub(super) places: (u64, u64),
+    /// The elements of the second tier and of the third.
+    pub(super) tiers: (u64, u64),
+    pub(super) escaped: u64,
+    /// The bit after them.
+    pub(super) end: usize,
+}
+
+/// Reads the tiers of a group after the first, whose planes are given; they start at bit `at` of the tail, and are
+/// not all in it where it is `None`.
+///
+/// # Safety
+/// The machine must have BMI2.
+#[inline(always)]
+pub(super) unsafe fn tiers_at(tail: &[u8], p0: u64, p1: u64, at: usize) -> Option<Tiers> {
+    // A group's tiers have at most 256 bits, and a load takes 64 more.
+    let bytes: &[u8; 48] = tail.get(at / 8..)?.first_chunk()?;
+    let second = p0 & p1;
     let n_second = second.count_ones() as usize;
-    let a0 = _pdep_u64(plane::<LONG>(bytes, bit), second);
-    let a1 = _pdep_u64(plane::<LONG>(bytes, bit + n_second), second);
+    // SAFETY: the machine has the instructions.
+    let (a0, a1, b0, b1) = unsafe {
+        if n_second <= 57 { tiers::<false>(bytes, at % 8, second) } else { long_tiers(bytes, at % 8, second) }
+    };
+    let third = a0 & a1;
+    let places = (p0 & !second | a0 & !third | b0, p1 & !second | a1 & !third | b1);
+    let end = at + 2 * n_second + 2 * third.count_ones() as usize;
+    Some(Tiers { places, tiers: (second & !third, third), escaped: b0 & b1, end })
+}
+
+/// At least 57 bits from bit `at`.
+#[inline(always)]
+fn bits_at(tail: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*tail.get(at / 8..)?.first_chunk()?) >> (at % 8))
+}
+
+/// The planes of the second tier, of those elements that it has, and of the third.
+///
+/// # Safety
+/// The machine must have BMI2.
+#[inline(always)]
+unsafe fn tiers<const LONG: bool>(bytes: &[u8; 48], bit: usize, second: u64) -> (u64, u64, u64, u64) {
+    let n_second = second.count_ones() as usize;
+    let planes = (plane::<LONG>(bytes, bit), plane::<LONG>(bytes, bit + n_second));
+    // SAFETY: the machine has the instructions.
+    let (a0, a1) = unsafe { (_pdep_u64(planes.0, second), _pdep_u64(planes.1, second)) };
     let (third, bit) = (a0 & a1, bit + 2 * n_second);
-    let b0 = _pdep_u64(plane::<LONG>(bytes, bit), third);
-    let b1 = _pdep_u64(plane::<LONG>(bytes, bit + third.count_ones() as usize), third);
-    [a0, a1, b0, b1]
+    let n_third = third.count_ones() as usize;
+    let planes = (plane::<LONG>(bytes, bit), plane::<LONG>(bytes, bit + n_third));
+    // SAFETY: as above.
+    let (b0, b1) = unsafe { (_pdep_u64(planes.0, third), _pdep_u64(planes.1, third)) };
+    (a0, a1, b0, b1)
 }
 
 /// As [`tiers`] of more elements than one load has bits of.
 #[cold]
 #[inline(never)]
 #[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
-fn long_tiers(bytes: &[u8; 48], bit: usize, second: u64) -> [u64; 4] {
-    tiers::<true>(bytes, bit, second)
+fn long_tiers(bytes: &[u8; 48], bit: usize, second: u64) -> (u64, u64, u64, u64) {
+    // SAFETY: this function has the instructions.
+    unsafe { tiers::<true>(bytes, bit, second) }
 }
 
 /// 57 bits from bit `at`, or 64.
