@@ -25,6 +25,8 @@ pub(super) struct Tail<'a> {
     room: &'a mut [u8],
     /// How many of them.
     len: usize,
+    /// They stand in the body in one piece.
+    in_place: bool,
 }
 
 impl<'a> Tail<'a> {
@@ -35,13 +37,17 @@ impl<'a> Tail<'a> {
         let front_len = body.front_len.checked_sub(start)?;
         // More than this is rare.
         let len = (front_len + n / 8 + 64).next_multiple_of(VECTOR_BYTES);
-        Some(Self { body, start, front_len, room, len })
+        let in_place = body.rest_at.is_none() && body.bytes.len() >= start + len;
+        Some(Self { body, start, front_len, room, len, in_place })
     }
 
-    /// Copies the first bytes from wherever they stand: whether a record has a rest cannot be predicted.
+    /// Puts the first bytes together, if they are in two pieces.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,popcnt")]
     pub(super) fn fill(&mut self) -> Option<()> {
+        if self.in_place {
+            return Some(());
+        }
         // The rest, shifted to where it belongs, so that each store is whole: a load of parts of two would wait.
         let shifted = self.body.rest_at.map_or(self.start, |at| at.saturating_sub(self.front_len));
         let bytes = self.body.bytes;
@@ -75,14 +81,14 @@ impl<'a> Tail<'a> {
         let len = rest.len().min(room.len());
         room[..len].copy_from_slice(&rest[..len]);
         room[len..].fill(0);
-        self.len = self.room.len();
+        (self.len, self.in_place) = (self.room.len(), false);
         Some(())
     }
 
     /// The bytes of the tail that are in one piece.
     #[inline(always)]
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.room[..self.len]
+        if self.in_place { &self.body.bytes[self.start..][..self.len] } else { &self.room[..self.len] }
     }
 
     /// Whether the record has all bits before `end`; `None` where bits that it lacks count as zero.
