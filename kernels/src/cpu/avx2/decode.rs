@@ -10,7 +10,7 @@ use core::arch::x86_64::{
 };
 
 use self::group::{
-    Columns, GroupExponents, LowBits, broadcast, bytes_of_3, bytes_of_4, ordered, planes_at, planes_of, take, top_bits,
+    Columns, GroupExponents, LowBits, broadcast, bytes_of_3, ordered, planes_at, planes_of, take, top_bits,
     with_part, write_16, write_f32, write_group, write_words,
 };
 use self::tail::{SLACK_BYTES, Tail, after, patch, patch_word, tiers_at};
@@ -192,18 +192,18 @@ fn exponents_three<const KIND: u8>(
 ) -> Option<usize> {
     let shape = const { shape_of(KIND, Schedule::Three) };
     let (n_wholes, n_part) = (n / GROUP_ELEMS, n % GROUP_ELEMS);
-    let (mut at, mut elem, mut exponents_at) = (byte_planes(KIND) * n, 0, shape.fixed_bits(n) % 8);
-    for group in &mut exponents[..n_wholes] {
-        let bytes = &fixed[at..at + 24];
+    let (mut elem, mut exponents_at) = (0, shape.fixed_bits(n) % 8);
+    let groups = fixed[byte_planes(KIND) * n..].chunks_exact(shape.group_bits(GROUP_ELEMS) / 8);
+    for (group, bytes) in exponents[..n_wholes].iter_mut().zip(groups) {
         let [a, b, c] = [word_at(bytes, 0), word_at(bytes, 8), word_at(bytes, 16)];
         let codes = bytes_of_3::<false>(broadcast(a), broadcast(b), broadcast(c));
         columns.write::<KIND>(codes, elem, group);
         exponents_at = patch::<KIND>(tail, group, a & b & c, exponents_at)?;
         elem += GROUP_ELEMS;
-        at += shape.group_bits(GROUP_ELEMS) / 8;
     }
     if n_part != 0 {
-        let [a, b, c] = planes_at(fixed, 8 * at, n_part);
+        let at = shape.fixed_bits(n) - shape.group_bits(n_part);
+        let [a, b, c] = planes_at(fixed, at, n_part);
         let codes = bytes_of_3::<false>(broadcast(a), broadcast(b), broadcast(c));
         columns.write::<KIND>(codes, elem, &mut exponents[n_wholes]);
         let escaped = a & b & c & low_of(n_part);
@@ -247,26 +247,25 @@ fn exponents_tiers<const KIND: u8>(
     exponents: &mut [GroupExponents],
 ) -> Option<usize> {
     let shape = const { shape_of(KIND, Schedule::Tiers) };
-    let (mut at, mut elem, mut tail_at) = (byte_planes(KIND) * n, 0, shape.fixed_bits(n) % 8);
+    let (n_wholes, n_part) = (n / GROUP_ELEMS, n % GROUP_ELEMS);
+    let (mut elem, mut tail_at) = (0, shape.fixed_bits(n) % 8);
     let exponents = &mut exponents[..n.div_ceil(GROUP_ELEMS)];
     let mut escaped = [0; MAX_GROUPS];
-    for (group, escaped) in exponents.iter_mut().zip(&mut escaped) {
-        // One loop for whole groups and others, so that what it calls is compiled into it.
-        let n_group = n - elem;
-        let (p0, p1) = if n_group >= GROUP_ELEMS {
-            let bytes = &fixed[at..at + 16];
-            (word_at(bytes, 0), word_at(bytes, 8))
-        } else {
-            (take(fixed, 8 * at), take(fixed, 8 * at + n_group) & low_of(n_group))
-        };
+    let groups = fixed[byte_planes(KIND) * n..].chunks_exact(shape.group_bits(GROUP_ELEMS) / 8);
+    for ((group, bytes), escaped) in exponents[..n_wholes].iter_mut().zip(groups).zip(&mut escaped) {
+        // SAFETY: this function has the instructions.
+        let tiers = unsafe { tiers_at(tail, word_at(bytes, 0), word_at(bytes, 8), tail_at) }?;
+        (*escaped, tail_at) = (tiers.escaped, tiers.end);
+        columns.write::<KIND>(tiers.codes(), elem, group);
+        elem += GROUP_ELEMS;
+    }
+    if n_part != 0 {
+        let at = shape.fixed_bits(n) - shape.group_bits(n_part);
+        let [p0, p1] = [take(fixed, at) & low_of(n_part), take(fixed, at + n_part) & low_of(n_part)];
         // SAFETY: this function has the instructions.
         let tiers = unsafe { tiers_at(tail, p0, p1, tail_at) }?;
-        (*escaped, tail_at) = (tiers.escaped, tiers.end);
-        let (c0, c1) = (broadcast(tiers.places.0), broadcast(tiers.places.1));
-        let codes = bytes_of_4(c0, c1, broadcast(tiers.tiers.0), broadcast(tiers.tiers.1));
-        columns.write::<KIND>(codes, elem, group);
-        elem += GROUP_ELEMS;
-        at += shape.group_bits(GROUP_ELEMS) / 8;
+        (escaped[n_wholes], tail_at) = (tiers.escaped, tiers.end);
+        columns.write::<KIND>(tiers.codes(), elem, &mut exponents[n_wholes]);
     }
     // The exponents of escapes come after the tiers of all groups.
     for (group, &escaped) in exponents.iter_mut().zip(&escaped) {

@@ -3,7 +3,7 @@
 use core::arch::x86_64::{__m256i, _mm256_blendv_epi8, _pdep_u64};
 
 use super::super::{F16, exponent_bits, load, store, word_bytes};
-use super::group::{GroupExponents, take};
+use super::group::{GroupExponents, broadcast, bytes_of_4, take};
 use crate::scalar::planes::Body;
 
 /// Bytes after the fixed part that vectors may read.
@@ -139,6 +139,16 @@ pub(super) struct Tiers {
     pub(super) escaped: u64,
     /// The bit after them.
     pub(super) end: usize,
+}
+
+impl Tiers {
+    /// Codes of 4 x tier + what the tier holds.
+    #[inline]
+    #[target_feature(enable = "avx2,bmi1,popcnt")]
+    pub(super) fn codes(&self) -> [__m256i; 2] {
+        let (a, b) = (broadcast(self.places.0), broadcast(self.places.1));
+        bytes_of_4(a, b, broadcast(self.tiers.0), broadcast(self.tiers.1))
+    }
 }
 
 /// Reads the tiers of a group after the first, whose planes are given; they start at bit `at` of the tail, and are
