@@ -198,7 +198,7 @@ fn exponents_three<const KIND: u8>(
         let [a, b, c] = [word_at(bytes, 0), word_at(bytes, 8), word_at(bytes, 16)];
         let codes = bytes_of_3::<false>(broadcast(a), broadcast(b), broadcast(c));
         columns.write::<KIND>(codes, elem, group);
-        exponents_at = patch::<KIND>(tail, group, a & b & c, exponents_at)?;
+        exponents_at = patch::<KIND, 4>(tail, group, a & b & c, exponents_at)?;
         elem += GROUP_ELEMS;
     }
     if n_part != 0 {
@@ -207,7 +207,7 @@ fn exponents_three<const KIND: u8>(
         let codes = bytes_of_3::<false>(broadcast(a), broadcast(b), broadcast(c));
         columns.write::<KIND>(codes, elem, &mut exponents[n_wholes]);
         let escaped = a & b & c & low_of(n_part);
-        exponents_at = patch::<KIND>(tail, &mut exponents[n_wholes], escaped, exponents_at)?;
+        exponents_at = patch::<KIND, 4>(tail, &mut exponents[n_wholes], escaped, exponents_at)?;
     }
     Some(exponents_at)
 }
@@ -269,7 +269,7 @@ fn exponents_tiers<const KIND: u8>(
     }
     // The exponents of escapes come after the tiers of all groups.
     for (group, &escaped) in exponents.iter_mut().zip(&escaped) {
-        tail_at = patch::<KIND>(tail, group, escaped, tail_at)?;
+        tail_at = patch::<KIND, 2>(tail, group, escaped, tail_at)?;
     }
     Some(tail_at)
 }

@@ -11,9 +11,6 @@ pub(super) const SLACK_BYTES: usize = 72;
 
 const VECTOR_BYTES: usize = 32;
 
-/// Escapes of a group that are written whether there are any or not.
-const AT_ONCE: usize = 4;
-
 /// What follows a record's fixed part, in one piece: tiers and exponents.
 pub(super) struct Tail<'a> {
     body: &'a Body<'a>,
@@ -106,7 +103,7 @@ impl<'a> Tail<'a> {
 /// Writes the exponents of the escapes of a group, which start at bit `at` of the tail, over those of their codes;
 /// gives the bit after them, or `None` where the tail is too short.
 #[inline(always)]
-pub(super) fn patch<const KIND: u8>(
+pub(super) fn patch<const KIND: u8, const AT_ONCE: usize>(
     tail: &[u8],
     group: &mut GroupExponents,
     escaped: u64,
@@ -114,8 +111,8 @@ pub(super) fn patch<const KIND: u8>(
 ) -> Option<usize> {
     let bits = exponent_bits(KIND) as usize;
     let (mut left, mut exponents) = (escaped, bits_at(tail, at)?);
-    // Some whether there are any or not, because branches that depend on data cost more: where none is left, the
-    // place is 64, after the group.
+    // As many as most groups have are written whether there are any or not, because branches that depend on data
+    // cost more: where none is left, the place is 64, after the group.
     for _ in 0..AT_ONCE {
         group[left.trailing_zeros() as usize] = exponent::<KIND>(exponents);
         exponents >>= bits;
