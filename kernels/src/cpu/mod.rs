@@ -14,8 +14,8 @@ use core::fmt;
 use std::sync::OnceLock;
 
 use crate::coder::Masks;
-use crate::escapes::Escapes;
 use crate::error::Error;
+use crate::escapes::Escapes;
 use crate::planes::{Planes, Schedule};
 use crate::records::planes::{Kernel, Position, Record};
 use crate::records::{MAX_BODY_BYTES, Source};

@@ -87,7 +87,8 @@ macro_rules! exponents_of {
         let mut high = _mm256_shuffle_epi8($columns.table, $codes[1]);
         if let Some(bases) = $columns.bases {
             let bases = &bases[$elem..$elem + GROUP_ELEMS];
-            let (low_bases, high_bases) = (ordered::<$kind>(load(bases, 0)), ordered::<$kind>(load(bases, 32)));
+            let (low_bases, high_bases) =
+                (ordered::<$kind>(load(bases, 0)), ordered::<$kind>(load(bases, 32)));
             low = _mm256_add_epi8(low, top_bits::<$kind>(low_bases));
             high = _mm256_add_epi8(high, top_bits::<$kind>(high_bases));
         }

@@ -1,16 +1,17 @@
 //! Encoding: words to exponents and low bits, exponents to codes.
 
 use core::arch::x86_64::{
-    __m256i, _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_min_epu8, _mm256_movemask_epi8, _mm256_or_si256, _mm256_packus_epi16,
-    _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32, _mm256_set1_epi8,
-    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_shuffle_epi8,
-    _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_sub_epi8,
-    _mm256_subs_epu8, _mm256_testz_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64,
+    __m256i, _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_min_epu8, _mm256_movemask_epi8, _mm256_or_si256,
+    _mm256_packus_epi16, _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setr_epi8, _mm256_setr_epi32,
+    _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32,
+    _mm256_sub_epi8, _mm256_subs_epu8, _mm256_testz_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64,
     _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256, _pext_u64,
 };
 
 use super::{
-    F16, F32, F32_SHORT, bit_planes, byte_planes, exponent_bits, join, load, plane_of, shape_of, store, word_bytes,
+    F16, F32, F32_SHORT, bit_planes, byte_planes, exponent_bits, join, load, plane_of, shape_of, store,
+    word_bytes,
 };
 use crate::planes::{GROUP_ELEMS, Planes, Schedule};
 use crate::scalar::ibp::Packed;
@@ -225,7 +226,8 @@ impl<'a> Writer<'a> {
         escapes.clear();
         let (mut table, mut inverted) = ([0; 16], [0; 16]);
         let slots = table.iter_mut().zip(&mut inverted).zip(&planes.table);
-        for ((rank, ((slot, inverted), exponent)), _) in (0_u8..).zip(slots).zip(0..planes.schedule.n_codes()) {
+        for ((rank, ((slot, inverted), exponent)), _) in (0_u8..).zip(slots).zip(0..planes.schedule.n_codes())
+        {
             *slot = exponent.to_le_bytes()[0];
             if planes.ranks_by_byte[usize::from(*slot)] == rank {
                 *inverted = !rank;

@@ -159,9 +159,12 @@ pub(super) unsafe fn tiers_at(tail: &[u8], p0: u64, p1: u64, at: usize) -> Optio
     let bytes: &[u8; 48] = tail.get(at / 8..)?.first_chunk()?;
     let second = p0 & p1;
     let n_second = second.count_ones() as usize;
-    // SAFETY: the machine has the instructions.
-    let (a0, a1, b0, b1) = unsafe {
-        if n_second <= 57 { tiers::<false>(bytes, at % 8, second) } else { long_tiers(bytes, at % 8, second) }
+    let (a0, a1, b0, b1) = if n_second <= 57 {
+        // SAFETY: the machine has the instructions.
+        unsafe { tiers::<false>(bytes, at % 8, second) }
+    } else {
+        // SAFETY: as above.
+        unsafe { long_tiers(bytes, at % 8, second) }
     };
     let third = a0 & a1;
     let places = (p0 & !second | a0 & !third | b0, p1 & !second | a1 & !third | b1);
@@ -182,14 +185,15 @@ fn bits_at(tail: &[u8], at: usize) -> Option<u64> {
 #[inline(always)]
 unsafe fn tiers<const LONG: bool>(bytes: &[u8; 48], bit: usize, second: u64) -> (u64, u64, u64, u64) {
     let n_second = second.count_ones() as usize;
-    let planes = (plane::<LONG>(bytes, bit), plane::<LONG>(bytes, bit + n_second));
     // SAFETY: the machine has the instructions.
-    let (a0, a1) = unsafe { (_pdep_u64(planes.0, second), _pdep_u64(planes.1, second)) };
-    let (third, bit) = (a0 & a1, bit + 2 * n_second);
-    let n_third = third.count_ones() as usize;
-    let planes = (plane::<LONG>(bytes, bit), plane::<LONG>(bytes, bit + n_third));
+    let a0 = unsafe { _pdep_u64(plane::<LONG>(bytes, bit), second) };
     // SAFETY: as above.
-    let (b0, b1) = unsafe { (_pdep_u64(planes.0, third), _pdep_u64(planes.1, third)) };
+    let a1 = unsafe { _pdep_u64(plane::<LONG>(bytes, bit + n_second), second) };
+    let (third, bit) = (a0 & a1, bit + 2 * n_second);
+    // SAFETY: as above.
+    let b0 = unsafe { _pdep_u64(plane::<LONG>(bytes, bit), third) };
+    // SAFETY: as above.
+    let b1 = unsafe { _pdep_u64(plane::<LONG>(bytes, bit + third.count_ones() as usize), third) };
     (a0, a1, b0, b1)
 }
 
