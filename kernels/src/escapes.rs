@@ -31,10 +31,16 @@ pub(crate) struct Escapes<'a> {
 }
 
 impl<'a> Escapes<'a> {
-    /// The list of a block, for the record that starts with element `first`.
+    /// The list of a block.
     #[inline]
-    pub(crate) fn new(list: &'a [u8], first: usize) -> Self {
-        Self { list: list.as_chunks().0, first, next: None, missing: None }
+    pub(crate) fn new(list: &'a [u8]) -> Self {
+        Self { list: list.as_chunks().0, first: 0, next: None, missing: None }
+    }
+
+    /// Goes on to the record that starts with element `first`.
+    #[inline]
+    pub(crate) fn start(&mut self, first: usize) {
+        self.first = first;
     }
 
     /// The exponent of element `elem` of the record; later ones are asked for later.
@@ -73,12 +79,16 @@ mod tests {
     #[test]
     fn entries_are_found_by_their_element() {
         let list = [entry(3, 5), entry(900, 2047), entry((1 << 18) - 1, 1)].concat();
-        let mut escapes = Escapes::new(&list, 3);
+        let mut escapes = Escapes::new(&list);
+        escapes.start(3);
         assert_eq!([0, 897].map(|elem| escapes.exponent(elem)), [5, 2047]);
         assert_eq!(escapes.finish(), Ok(()));
         assert_eq!(escapes.exponent(898), 0);
         assert_eq!(escapes.finish(), Err(Error::NoEscape { elem: 901 }));
-        assert_eq!(Escapes::new(&list, 900).exponent(0), 2047);
-        assert_eq!(Escapes::new(&list, 1 << 17).exponent((1 << 17) - 1), 1);
+        let mut escapes = Escapes::new(&list);
+        escapes.start(900);
+        assert_eq!(escapes.exponent(0), 2047);
+        escapes.start(1 << 17);
+        assert_eq!(escapes.exponent((1 << 17) - 1), 1);
     }
 }

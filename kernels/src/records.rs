@@ -6,6 +6,8 @@
 //! Records of `planes:4` have neither head nor rest: the overflow is one list of the block's escapes.
 //! Source: FORMAT.md, section "Records".
 
+pub(crate) mod planes;
+
 use tierpack_shm::types::{Access, CodecId, UNIT_BYTES, index};
 
 use crate::block::{self, Block, HEADER_BYTES, Layout};
@@ -14,7 +16,7 @@ use crate::coder::{Coder, Form, Ibp};
 use crate::cpu::Split;
 use crate::cut::{Grid, HEAD_BYTES, MAX_RECORD_BYTES, Place};
 use crate::error::{Error, Result};
-use crate::escapes::{self, Escapes};
+use crate::escapes;
 use crate::geometry::BlockShape;
 use crate::planes::{Planes, Schedule};
 use crate::scalar::planes::{Body, Escape};
@@ -22,6 +24,9 @@ use crate::scalar::{
     self,
     ibp::{Packed, SLACK_BYTES, max_packed},
 };
+use crate::sparse::Sparse;
+
+use self::planes::Position;
 
 /// In a head: the record's bytes are raw.
 pub(crate) const RAW_RECORD: u32 = 1 << 31;
@@ -222,35 +227,28 @@ impl<'a> Source<'a> {
 
     /// Decodes all of the block; `out` has its raw length.
     pub(crate) fn decode_all(&self, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
-        for (run, words) in out.chunks_mut(index(self.grid.run_bytes())).enumerate() {
-            for (record, words) in words.chunks_mut(index(self.grid.record_bytes())).enumerate() {
-                self.record(run as u64, record as u64, words, &mut scratch.body)?;
-            }
-        }
-        Ok(())
+        self.records(Position { run: 0, record: 0 }, out, &mut scratch.body)
     }
 
     /// Decodes one row of the block; `out` has its length.
     #[inline]
     pub(crate) fn decode_row(&self, row: u64, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
-        let record_bytes = self.grid.record_bytes();
         if self.coder.geometry().access() == Access::Rows {
-            for (record, words) in out.chunks_mut(index(record_bytes)).enumerate() {
-                self.record(row, record as u64, words, &mut scratch.body)?;
-            }
-            return Ok(());
+            return self.records(Position { run: row, record: 0 }, out, &mut scratch.body);
         }
+        let record_bytes = self.grid.record_bytes();
         let (mut at, mut left) = (row * out.len() as u64, out);
         while !left.is_empty() {
             let (record, skip) = (at / record_bytes, at % record_bytes);
             let record_len = self.grid.place(0, record).raw_bytes;
             let len = index(record_len - skip).min(left.len());
             let (now, later) = left.split_at_mut(len);
+            let position = Position { run: 0, record };
             if now.len() as u64 == record_len {
-                self.record(0, record, now, &mut scratch.body)?;
+                self.records(position, now, &mut scratch.body)?;
             } else {
                 let words = &mut scratch.words[..index(record_len)];
-                self.record(0, record, words, &mut scratch.body)?;
+                self.records(position, words, &mut scratch.body)?;
                 now.copy_from_slice(&words[index(skip)..][..len]);
             }
             (at, left) = (at + len as u64, later);
@@ -284,45 +282,46 @@ impl<'a> Source<'a> {
         None
     }
 
-    /// Decodes one record into `words`, which has its raw length.
+    /// Decodes the records from `position` on that `words` has room for; it ends with a record.
     #[inline]
-    fn record(&self, run: u64, record: u64, words: &mut [u8], room: &mut [u8; MAX_BODY_BYTES]) -> Result<()> {
-        let place = self.grid.place(run, record);
-        let start = index(record * self.grid.record_bytes());
-        match self.coder.form() {
-            Form::Ibp(ibp) => self.ibp_record(ibp, &place, start, words, room),
-            Form::Planes(planes) if planes.schedule == Schedule::Four => {
-                let first_in_run = start / planes.word_bytes();
-                let first = index(run * self.grid.run_bytes()) / planes.word_bytes() + first_in_run;
-                let body = Body {
-                    bytes: &self.bytes[index(place.offset)..],
-                    front_len: index(place.stride),
-                    rest: None,
-                };
-                let mut escapes = Escapes::new(&self.bytes[index(self.grid.front_len())..], first);
-                let backend = self.coder.backend();
-                let decoded = backend.decode_planes(planes, first_in_run, &body, words, &mut escapes, room);
-                decoded.map_err(|needed| self.missing(0, needed))?;
-                escapes.finish()
-            }
-            Form::Planes(planes) => {
-                let (head, body) = self.headed(&place)?;
-                if head & RAW_RECORD != 0 {
-                    return self.raw_record(head, body.front(), words);
+    fn records(&self, position: Position, words: &mut [u8], room: &mut [u8; MAX_BODY_BYTES]) -> Result<()> {
+        if let Form::Planes(planes) = self.coder.form() {
+            return self.coder.backend().decode_planes(planes, self, position, words, room);
+        }
+        let Position { mut run, mut record } = position;
+        let mut left = words;
+        while !left.is_empty() {
+            let place = self.grid.place(run, record);
+            let (now, later) = left.split_at_mut(index(place.raw_bytes));
+            match self.coder.form() {
+                Form::Ibp(ibp) => {
+                    self.ibp_record(ibp, &place, index(record * self.grid.record_bytes()), now, room)?;
                 }
-                let (first, none) = (start / planes.word_bytes(), &mut Escapes::new(&[], 0));
-                let decoded = self.coder.backend().decode_planes(planes, first, &body, words, none, room);
-                decoded.map_err(|needed| self.missing(head, needed))
+                Form::Sparse(sparse) => self.sparse_record(sparse, &place, now, room)?,
+                Form::Planes(_) => {}
             }
-            Form::Sparse(sparse) => {
-                let (head, body) = self.headed(&place)?;
-                if head & RAW_RECORD != 0 {
-                    return self.raw_record(head, body.front(), words);
-                }
-                let decoded = self.coder.backend().decode_sparse(sparse, &body, words, room);
-                decoded.map_err(|needed| self.missing(head, needed))
+            left = later;
+            record += 1;
+            if record == self.grid.runs.records {
+                (run, record) = (run + 1, 0);
             }
         }
+        Ok(())
+    }
+
+    fn sparse_record(
+        &self,
+        sparse: &Sparse,
+        place: &Place,
+        words: &mut [u8],
+        room: &mut [u8; MAX_BODY_BYTES],
+    ) -> Result<()> {
+        let (head, body) = self.body(place)?;
+        if head & RAW_RECORD != 0 {
+            return self.raw_record(head, body.front(), words);
+        }
+        let decoded = self.coder.backend().decode_sparse(sparse, &body, words, room);
+        decoded.map_err(|needed| self.missing(head, needed))
     }
 
     fn ibp_record(
@@ -367,14 +366,14 @@ impl<'a> Source<'a> {
     }
 
     /// A record's head and body.
-    #[inline]
-    fn headed(&self, place: &Place) -> Result<(u32, Body<'a>)> {
+    #[inline(always)]
+    fn body(&self, place: &Place) -> Result<(u32, Body<'a>)> {
         let (head, at) = self.head(place);
-        let body = Body {
-            bytes: &self.bytes[at..],
-            front_len: index(place.stride - HEAD_BYTES),
-            rest: if head & NO_OVERFLOW == NO_OVERFLOW { None } else { Some(self.overflow(head)?) },
-        };
+        let bytes = &self.bytes[at..];
+        let mut body = Body { bytes, front_len: index(place.stride - HEAD_BYTES), rest_at: None };
+        if head & NO_OVERFLOW != NO_OVERFLOW {
+            body.rest_at = Some(bytes.len() - self.overflow(head)?.len());
+        }
         Ok((head, body))
     }
 

@@ -15,10 +15,13 @@ use core::fmt;
 use std::sync::OnceLock;
 
 use crate::coder::Masks;
+use crate::error::Error;
 use crate::escapes::Escapes;
-use crate::planes::Planes;
+use crate::planes::{Planes, Schedule};
+use crate::records::planes::{Kernel, Position, Record};
+use crate::records::{MAX_BODY_BYTES, Source};
 use crate::scalar::ibp::{self as scalar, Packed};
-use crate::scalar::planes::{Body, Escape};
+use crate::scalar::planes::Escape;
 use crate::window::Window;
 
 /// What runs the inner loops of the codecs.
@@ -186,27 +189,46 @@ impl Backend {
         crate::scalar::planes::encode(planes, first, words, out, escapes)
     }
 
-    /// As [`crate::scalar::planes::decode`]; `room` is to put a body together.
+    /// Decodes records of `planes` from `position` on, as many as `words` has room for.
     ///
     /// # Errors
-    /// How many bytes of the rest the record needs, where there are fewer; `words` then holds anything.
+    /// What the block lacks; `words` then holds anything.
     #[inline]
     pub(crate) fn decode_planes(
         self,
         planes: &Planes,
-        first: usize,
-        body: &Body<'_>,
+        source: &Source<'_>,
+        position: Position,
         words: &mut [u8],
-        escapes: &mut Escapes<'_>,
-        room: &mut [u8],
-    ) -> Result<(), usize> {
+        room: &mut [u8; MAX_BODY_BYTES],
+    ) -> Result<(), Error> {
         #[cfg(target_arch = "x86_64")]
         if self.0 != Level::Scalar
-            && let Some(decoded) = avx2::decode(self, planes, first, body, words, escapes, room)
+            && let Some(decoded) = avx2::decode(self, planes, source, position, words, room)
         {
             return decoded;
         }
-        crate::scalar::planes::decode(planes, first, body, words, escapes)
+        match planes.schedule {
+            Schedule::Four => source.headless(planes, &Reference, position, words, room),
+            _ => source.headed(planes, &Reference, position, words, room),
+        }
+    }
+}
+
+/// The reference code.
+struct Reference;
+
+impl Kernel for Reference {
+    fn decode(
+        &self,
+        planes: &Planes,
+        record: &Record<'_>,
+        words: &mut [u8],
+        escapes: &mut Escapes<'_>,
+        _room: &mut [u8],
+    ) -> Result<(), usize> {
+        let words = &mut words[..record.n * planes.word_bytes()];
+        crate::scalar::planes::decode(planes, record.first, &record.body, words, escapes)
     }
 }
 

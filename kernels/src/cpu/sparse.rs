@@ -275,7 +275,7 @@ impl Parts {
 fn decode<W: Word>(sparse: &Sparse, body: &Body<'_>, words: &mut [u8], room: &mut [u8]) -> Result<(), usize> {
     let parts = Parts::read(sparse, body.front(), words.len() / W::BYTES);
     let needed = parts.most_bytes();
-    let bits = match (body.rest, body.bytes.get(..needed)) {
+    let bits = match (body.rest(), body.bytes.get(..needed)) {
         (None, Some(bits)) => bits,
         (rest, _) => {
             let inside = body.front_len.min(needed);
@@ -309,7 +309,7 @@ fn decode<W: Word>(sparse: &Sparse, body: &Body<'_>, words: &mut [u8], room: &mu
             at + walk::<W>(sparse, parts, bits, words, value) * 8 * W::BYTES
         }
     };
-    if body.rest.is_none() && end > 8 * body.front_len {
+    if body.rest_at.is_none() && end > 8 * body.front_len {
         // Bits after the front are not the record's: a damaged one, whose missing bits are zeros.
         return scalar::decode(sparse, body, words);
     }
@@ -418,9 +418,10 @@ mod tests {
             let least = (1 + n.div_ceil(sparse.group_elems)).div_ceil(8);
             let front_len = least + front * n * sparse.word_bytes / 256;
             let bytes: Vec<u8> = noise.iter().copied().cycle().take(front_len + 5000).collect();
-            let rest = rest.map(|len| &bytes[front_len..][..len]);
             for len in [front_len, front_len + 3, bytes.len()] {
-                let body = Body { bytes: &bytes[..len], front_len, rest };
+                // The rest is at the end, after bytes that are not the record's.
+                let rest_at = rest.map(|rest: usize| len - rest.min(len - front_len));
+                let body = Body { bytes: &bytes[..len], front_len, rest_at };
                 compare(&sparse, &body, n * sparse.word_bytes);
             }
         }

@@ -132,8 +132,9 @@ pub(crate) struct Body<'a> {
     pub(crate) bytes: &'a [u8],
     /// How many of them are the record's.
     pub(crate) front_len: usize,
-    /// `None`: the body ends in the front, and what is missing there counts as zero.
-    pub(crate) rest: Option<&'a [u8]>,
+    /// Where the others start in `bytes`; `None`: the body ends in the front, and what is missing there counts as
+    /// zero.
+    pub(crate) rest_at: Option<usize>,
 }
 
 impl<'a> Body<'a> {
@@ -143,11 +144,17 @@ impl<'a> Body<'a> {
         &self.bytes[..self.front_len]
     }
 
+    /// What stands in the overflow, and the bytes after it.
+    #[inline]
+    pub(crate) fn rest(&self) -> Option<&'a [u8]> {
+        self.rest_at.map(|at| &self.bytes[at..])
+    }
+
     /// Reads up to 64 bits from bit `at` of the string.
     pub(super) fn take(&self, at: usize, n_bits: u32) -> u64 {
         let front_bits = 8 * self.front_len;
         let inside = take(self.front(), at, n_bits);
-        let rest = self.rest.unwrap_or(&[]);
+        let rest = self.rest().unwrap_or(&[]);
         let bits = match front_bits.saturating_sub(at) {
             0 => take(rest, at - front_bits, n_bits),
             n_inside @ 1..64 => inside | take(rest, 0, n_bits) << n_inside,
@@ -159,7 +166,7 @@ impl<'a> Body<'a> {
     /// Whether the string has all bits before `end`; else how many bytes the rest must have.
     pub(crate) fn check_end(&self, end: usize) -> Result<(), usize> {
         let needed = end.div_ceil(8).saturating_sub(self.front_len);
-        match self.rest {
+        match self.rest() {
             Some(rest) if rest.len() < needed => Err(needed),
             _ => Ok(()),
         }

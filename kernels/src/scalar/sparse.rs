@@ -103,10 +103,10 @@ mod tests {
         let value = 1 | 0b110 << 1 | 0b10 << 4 | 0b10 << 12 | 0x4040 << 16 | 0x4080 << 32;
         assert_eq!((packed.bytes, read_word(&out)), (6, value));
         let mut decoded = [0; 40];
-        let body = Body { bytes: &out, front_len: 3, rest: Some(&out[3..6]) };
+        let body = Body { bytes: &out[..6], front_len: 3, rest_at: Some(3) };
         assert_eq!(decode(&sparse, &body, &mut decoded), Ok(()));
         assert_eq!(decoded[..], raw);
-        let body = Body { bytes: &out, front_len: 3, rest: Some(&out[3..5]) };
+        let body = Body { bytes: &out[..5], front_len: 3, rest_at: Some(3) };
         assert_eq!(decode(&sparse, &body, &mut decoded), Err(3));
     }
 }

@@ -1,21 +1,27 @@
 //! Encoding: words to exponents and low bits, exponents to codes.
 
 use core::arch::x86_64::{
-    __m256i, _mm256_and_si256, _mm256_min_epu8, _mm256_movemask_epi8, _mm256_or_si256, _mm256_packus_epi16,
-    _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32, _mm256_set1_epi8,
-    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setr_epi8, _mm256_setr_epi32, _mm256_shuffle_epi8,
-    _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32, _mm256_sub_epi8,
-    _mm256_subs_epu8, _mm256_testz_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64,
-    _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _pext_u64,
+    __m256i, _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_min_epu8, _mm256_movemask_epi8, _mm256_or_si256,
+    _mm256_packus_epi16, _mm256_packus_epi32, _mm256_permute4x64_epi64, _mm256_permutevar8x32_epi32,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setr_epi8, _mm256_setr_epi32,
+    _mm256_shuffle_epi8, _mm256_slli_epi16, _mm256_slli_epi32, _mm256_srli_epi16, _mm256_srli_epi32,
+    _mm256_sub_epi8, _mm256_subs_epu8, _mm256_testz_si256, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64,
+    _mm256_unpacklo_epi32, _mm256_unpacklo_epi64, _mm256_xor_si256, _pext_u64,
 };
 
-use super::{F16, F32, F32_SHORT, bit_planes, byte_planes, join, load, plane_of, store, word_bytes};
-use crate::planes::{GROUP_ELEMS, Planes};
+use super::{
+    F16, F32, F32_SHORT, bit_planes, byte_planes, exponent_bits, join, load, plane_of, shape_of, store,
+    word_bytes,
+};
+use crate::planes::{GROUP_ELEMS, Planes, Schedule};
 use crate::scalar::ibp::Packed;
 use crate::scalar::planes::Escape;
 
 /// Bytes of a group of the longest words.
 const GROUP_BYTES: usize = 256;
+
+/// Groups of a record.
+const MAX_GROUPS: usize = 16;
 
 /// A group of words taken apart.
 struct Split {
@@ -29,8 +35,11 @@ struct Split {
 
 /// What a record's groups share.
 struct Writer<'a> {
-    planes: &'a Planes,
     bases: Option<&'a [u8]>,
+    /// The exponents that have a code, by rank.
+    table: [u8; 16],
+    /// The rank of each, inverted; 0 where it stands in the table before.
+    inverted: [u8; 16],
     out: &'a mut [u8],
     escapes: &'a mut Vec<Escape>,
     n: usize,
@@ -45,18 +54,21 @@ pub(super) fn four<const KIND: u8, const BYTES: usize>(
     out: &mut [u8],
     escapes: &mut Vec<Escape>,
 ) -> Option<Packed> {
+    let shape = const { shape_of(KIND, Schedule::Four) };
     let mut writer = Writer::new::<KIND>(planes, first, words, out, escapes);
     let mut at = byte_planes(KIND) * writer.n;
     for (group, words) in words.chunks(BYTES).enumerate() {
         let n = words.len() / word_bytes(KIND);
         let parts = writer.parts::<KIND>(group, words)?;
-        let ranks = writer.ranks(group, n, &parts.exponents);
-        let codes = at_most(ranks, 15);
-        writer.put_nibbles(at, n, codes);
-        writer.put_bit_planes::<KIND>(8 * at + planes.shape.code_bits(n), n, &parts);
-        at += planes.shape.group_bits(GROUP_ELEMS) / 8;
+        let ranks = writer.ranks::<KIND, 15>(group, n, &parts.exponents);
+        writer.put_nibbles(at, n, at_most(ranks, 15));
+        if bit_planes(KIND) == 3 {
+            let mut bits = Bits::new(at + shape.code_bits(n) / 8);
+            bits.put_planes(writer.out, n, bit_planes_of(&parts));
+        }
+        at += shape.group_bits(GROUP_ELEMS) / 8;
     }
-    let end = planes.shape.fixed_bits(writer.n);
+    let end = shape.fixed_bits(writer.n);
     Some(writer.finish(end))
 }
 
@@ -70,21 +82,17 @@ pub(super) fn three<const KIND: u8, const BYTES: usize>(
     escapes: &mut Vec<Escape>,
 ) -> Option<Packed> {
     let mut writer = Writer::new::<KIND>(planes, first, words, out, escapes);
-    let mut at = 8 * byte_planes(KIND) * writer.n;
+    let mut bits = Bits::new(byte_planes(KIND) * writer.n);
     for (group, words) in words.chunks(BYTES).enumerate() {
         let n = words.len() / word_bytes(KIND);
         let parts = writer.parts::<KIND>(group, words)?;
-        let ranks = writer.ranks(group, n, &parts.exponents);
-        let codes = at_most(ranks, 7);
-        for (plane, bits) in
-            [plane_of::<7>(codes), plane_of::<6>(codes), plane_of::<5>(codes)].into_iter().enumerate()
-        {
-            put(writer.out, at + plane * n, bits & low_of(n));
+        let codes = at_most(writer.ranks::<KIND, 7>(group, n, &parts.exponents), 7);
+        bits.put_planes(writer.out, n, [plane_of::<7>(codes), plane_of::<6>(codes), plane_of::<5>(codes)]);
+        if bit_planes(KIND) == 3 {
+            bits.put_planes(writer.out, n, bit_planes_of(&parts));
         }
-        writer.put_bit_planes::<KIND>(at + 3 * n, n, &parts);
-        at += planes.shape.group_bits(n);
     }
-    Some(writer.put_exponents(at))
+    Some(writer.put_exponents::<KIND>(bits))
 }
 
 /// Records of `planes:2-2-2`.
@@ -97,33 +105,84 @@ pub(super) fn tiers<const KIND: u8, const BYTES: usize>(
     escapes: &mut Vec<Escape>,
 ) -> Option<Packed> {
     let mut writer = Writer::new::<KIND>(planes, first, words, out, escapes);
-    let mut at = 8 * byte_planes(KIND) * writer.n;
-    let mut tiers_at = planes.shape.fixed_bits(writer.n);
-    for (group, words) in words.chunks(BYTES).enumerate() {
+    let mut bits = Bits::new(byte_planes(KIND) * writer.n);
+    let mut tiers = [[(0, [0; 2]); 2]; MAX_GROUPS];
+    for ((group, words), tiers) in words.chunks(BYTES).enumerate().zip(&mut tiers) {
         let n = words.len() / word_bytes(KIND);
         let parts = writer.parts::<KIND>(group, words)?;
-        let ranks = writer.ranks(group, n, &parts.exponents);
+        let ranks = writer.ranks::<KIND, 9>(group, n, &parts.exponents);
         let [p0, p1] = two_planes(at_most(ranks, 3));
         let (p0, p1) = (p0 & low_of(n), p1 & low_of(n));
-        put(writer.out, at, p0);
-        put(writer.out, at + n, p1);
+        bits.put(writer.out, n, p0);
+        bits.put(writer.out, n, p1);
+        if bit_planes(KIND) == 3 {
+            bits.put_planes(writer.out, n, bit_planes_of(&parts));
+        }
         let mut goes_on = p0 & p1;
-        for start in [3, 6] {
-            let n = goes_on.count_ones() as usize;
+        for (start, tier) in [3, 6].into_iter().zip(tiers) {
             // What a rank is in a tier: itself less the codes of those before, and 3 where it goes on.
             let start = _mm256_set1_epi8(start);
             let ranks = [_mm256_subs_epu8(ranks[0], start), _mm256_subs_epu8(ranks[1], start)];
             let planes = two_planes(at_most(ranks, 3));
-            for plane in planes {
-                put(writer.out, tiers_at, _pext_u64(plane, goes_on));
-                tiers_at += n;
-            }
+            *tier = (goes_on, planes);
             goes_on &= planes[0] & planes[1];
         }
-        writer.put_bit_planes::<KIND>(at + 2 * n, n, &parts);
-        at += planes.shape.group_bits(n);
     }
-    Some(writer.put_exponents(tiers_at))
+    // The tiers after the first come after all groups.
+    for &(goes_on, planes) in tiers[..writer.n.div_ceil(GROUP_ELEMS)].as_flattened() {
+        let n = goes_on.count_ones() as usize;
+        bits.put(writer.out, n, _pext_u64(planes[0], goes_on));
+        bits.put(writer.out, n, _pext_u64(planes[1], goes_on));
+    }
+    Some(writer.put_exponents::<KIND>(bits))
+}
+
+/// Bits that are written one after the other, over whatever is there.
+///
+/// Nothing is read back, because a load of bytes from several stores waits for them.
+struct Bits {
+    /// The byte that is not whole yet.
+    at: usize,
+    /// Its bits.
+    bits: u64,
+    n_bits: usize,
+}
+
+impl Bits {
+    /// From byte `at` on.
+    #[inline(always)]
+    const fn new(at: usize) -> Self {
+        Self { at, bits: 0, n_bits: 0 }
+    }
+
+    /// Writes the `n` bits of `value`, at most 64, and zeros after them.
+    #[inline(always)]
+    fn put(&mut self, out: &mut [u8], n: usize, value: u64) {
+        let bits = u128::from(self.bits) | u128::from(value) << self.n_bits;
+        out[self.at..self.at + 16].copy_from_slice(&bits.to_le_bytes());
+        let n_bits = self.n_bits + n;
+        self.at += n_bits / 8;
+        self.bits = low_64(bits >> (n_bits / 8 * 8));
+        self.n_bits = n_bits % 8;
+    }
+
+    /// Writes the lowest `n` bits of three planes.
+    #[inline(always)]
+    fn put_planes(&mut self, out: &mut [u8], n: usize, [a, b, c]: [u64; 3]) {
+        self.put(out, n, a & low_of(n));
+        self.put(out, n, b & low_of(n));
+        self.put(out, n, c & low_of(n));
+    }
+
+    /// The bit after the last.
+    const fn end(&self) -> usize {
+        8 * self.at + self.n_bits
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "fewer than 8 bits are left")]
+const fn low_64(bits: u128) -> u64 {
+    bits as u64
 }
 
 /// Bytes that are no more than `most`.
@@ -147,19 +206,16 @@ fn low_of(n: usize) -> u64 {
     u64::MAX >> (GROUP_ELEMS - n)
 }
 
-/// Writes the bits of `value` from bit `at` on; those there are zero.
-#[inline(always)]
-fn put(out: &mut [u8], at: usize, value: u64) {
-    let bytes = &mut out[at / 8..at / 8 + 9];
-    let (low, high) = (value << (at % 8), value >> 1 >> (63 - at % 8));
-    if let Some(first) = bytes.first_chunk_mut() {
-        *first = (u64::from_le_bytes(*first) | low).to_le_bytes();
-    }
-    bytes[8] |= high.to_le_bytes()[0];
+/// The bit planes of a group's low bits.
+#[inline]
+#[target_feature(enable = "avx2,bmi1,popcnt")]
+fn bit_planes_of(parts: &Split) -> [u64; 3] {
+    let bits = parts.bits;
+    [plane_of::<7>(bits), plane_of::<6>(bits), plane_of::<5>(bits)]
 }
 
 impl<'a> Writer<'a> {
-    #[inline]
+    #[inline(always)]
     fn new<const KIND: u8>(
         planes: &'a Planes,
         first: usize,
@@ -167,9 +223,18 @@ impl<'a> Writer<'a> {
         out: &'a mut [u8],
         escapes: &'a mut Vec<Escape>,
     ) -> Self {
-        out.fill(0);
         escapes.clear();
-        Self { planes, bases: planes.bases_from(first), out, escapes, n: words.len() / word_bytes(KIND) }
+        let (mut table, mut inverted) = ([0; 16], [0; 16]);
+        let slots = table.iter_mut().zip(&mut inverted).zip(&planes.table);
+        for ((rank, ((slot, inverted), exponent)), _) in (0_u8..).zip(slots).zip(0..planes.schedule.n_codes())
+        {
+            *slot = exponent.to_le_bytes()[0];
+            if planes.ranks_by_byte[usize::from(*slot)] == rank {
+                *inverted = !rank;
+            }
+        }
+        let n = words.len() / word_bytes(KIND);
+        Self { bases: planes.bases_from(first), table, inverted, out, escapes, n }
     }
 
     /// Takes the words of one group apart and writes their byte planes; `None` where dropped bits are not zero.
@@ -198,33 +263,48 @@ impl<'a> Writer<'a> {
         Some(parts)
     }
 
-    /// The ranks of a group's exponents; notes the escapes.
+    /// The ranks of a group's exponents, in a table of `N`; notes the escapes.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,popcnt")]
-    fn ranks(&mut self, group: usize, n: usize, exponents: &[__m256i; 2]) -> [__m256i; 2] {
+    fn ranks<const KIND: u8, const N: usize>(
+        &mut self,
+        group: usize,
+        n: usize,
+        exponents: &[__m256i; 2],
+    ) -> [__m256i; 2] {
         let start = group * GROUP_ELEMS;
-        let mut reduced = *exponents;
+        let [mut low, mut high] = *exponents;
         if let Some(bases) = self.bases {
-            reduced[0] = _mm256_sub_epi8(reduced[0], load(bases, start));
-            reduced[1] = _mm256_sub_epi8(reduced[1], load(bases, start + 32));
+            low = _mm256_sub_epi8(low, load(bases, start));
+            high = _mm256_sub_epi8(high, load(bases, start + 32));
         }
-        let mut bytes = [0; GROUP_ELEMS];
-        store(&mut bytes, 0, reduced[0]);
-        store(&mut bytes, 32, reduced[1]);
-        for byte in &mut bytes {
-            *byte = self.planes.ranks_by_byte[usize::from(*byte)];
+        if KIND == F16 {
+            let five = _mm256_set1_epi8(0x1F);
+            (low, high) = (_mm256_and_si256(low, five), _mm256_and_si256(high, five));
         }
-        let ranks = [load(&bytes, 0), load(&bytes, 32)];
+        let zero = _mm256_set1_epi8(0);
+        let (mut low_ranks, mut high_ranks) = (zero, zero);
+        for (exponent, inverted) in self.table[..N].iter().zip(&self.inverted[..N]) {
+            let exponent = _mm256_set1_epi8(exponent.cast_signed());
+            let inverted = _mm256_set1_epi8(inverted.cast_signed());
+            let low_is = _mm256_cmpeq_epi8(low, exponent);
+            let high_is = _mm256_cmpeq_epi8(high, exponent);
+            low_ranks = _mm256_or_si256(low_ranks, _mm256_and_si256(low_is, inverted));
+            high_ranks = _mm256_or_si256(high_ranks, _mm256_and_si256(high_is, inverted));
+        }
+        let ones = _mm256_set1_epi8(-1);
+        let ranks = [_mm256_xor_si256(low_ranks, ones), _mm256_xor_si256(high_ranks, ones)];
         // Only escapes have the top bit.
         let mut left = join([_mm256_movemask_epi8(ranks[0]), _mm256_movemask_epi8(ranks[1])]) & low_of(n);
         if left != 0 {
+            let mut bytes = [0; GROUP_ELEMS];
             store(&mut bytes, 0, exponents[0]);
             store(&mut bytes, 32, exponents[1]);
-        }
-        while left != 0 {
-            let i = left.trailing_zeros() as usize;
-            self.escapes.push((start + i, bytes[i].into()));
-            left &= left - 1;
+            while left != 0 {
+                let i = left.trailing_zeros() as usize;
+                self.escapes.push((start + i, bytes[i].into()));
+                left &= left - 1;
+            }
         }
         ranks
     }
@@ -232,42 +312,30 @@ impl<'a> Writer<'a> {
     /// Writes the codes of `n` elements as nibbles from byte `at` on.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,popcnt")]
-    fn put_nibbles(&mut self, at: usize, n: usize, [mut low, mut high]: [__m256i; 2]) {
+    fn put_nibbles(&mut self, at: usize, n: usize, [low, high]: [__m256i; 2]) {
         let half = n.div_ceil(2);
-        let mut nibbles = [0; 32];
-        if n < GROUP_ELEMS {
-            // The second half starts where the first ends.
-            let mut codes = [0; GROUP_ELEMS + 32];
-            store(&mut codes, 0, low);
-            store(&mut codes, 32, high);
-            codes[n..].fill(0);
-            (low, high) = (load(&codes, 0), load(&codes, half));
+        if n == GROUP_ELEMS {
+            store(self.out, at, _mm256_or_si256(low, _mm256_slli_epi16::<4>(high)));
+            return;
         }
+        let mut nibbles = [0; 32];
+        // The second half starts where the first ends.
+        let mut codes = [0; GROUP_ELEMS + 32];
+        store(&mut codes, 0, low);
+        store(&mut codes, 32, high);
+        codes[n..].fill(0);
+        let (low, high) = (load(&codes, 0), load(&codes, half));
         store(&mut nibbles, 0, _mm256_or_si256(low, _mm256_slli_epi16::<4>(high)));
         self.out[at..at + half].copy_from_slice(&nibbles[..half]);
     }
 
-    /// Writes the bit planes of `n` elements from bit `at` on.
-    #[inline]
-    #[target_feature(enable = "avx2,bmi1,popcnt")]
-    fn put_bit_planes<const KIND: u8>(&mut self, at: usize, n: usize, parts: &Split) {
-        if bit_planes(KIND) == 3 {
-            let bits = parts.bits;
-            let planes = [plane_of::<7>(bits), plane_of::<6>(bits), plane_of::<5>(bits)];
-            for (plane, bits) in planes.into_iter().enumerate() {
-                put(self.out, at + plane * n, bits & low_of(n));
-            }
-        }
-    }
-
-    /// Writes the exponents of the escapes from bit `at` on.
-    #[inline]
-    fn put_exponents(self, mut at: usize) -> Packed {
+    /// Writes the exponents of the escapes after the other bits.
+    #[inline(always)]
+    fn put_exponents<const KIND: u8>(self, mut bits: Bits) -> Packed {
         for &(_, exponent) in self.escapes.iter() {
-            put(self.out, at, exponent.into());
-            at += self.planes.parts.exponent_bits as usize;
+            bits.put(self.out, exponent_bits(KIND) as usize, exponent.into());
         }
-        self.finish(at)
+        self.finish(bits.end())
     }
 
     #[inline]

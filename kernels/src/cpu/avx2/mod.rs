@@ -8,16 +8,16 @@ mod decode;
 mod encode;
 
 use core::arch::x86_64::{
-    __m256i, _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_loadu_si256, _mm256_movemask_epi8, _mm256_or_si256,
-    _mm256_permute4x64_epi64, _mm256_set1_epi8, _mm256_set1_epi64x, _mm256_setr_epi8, _mm256_shuffle_epi8,
-    _mm256_slli_epi16, _mm256_storeu_si256,
+    __m256i, _mm256_loadu_si256, _mm256_movemask_epi8, _mm256_slli_epi16, _mm256_storeu_si256,
 };
 
 use super::Backend;
-use crate::escapes::Escapes;
-use crate::planes::{Dropped, Planes, Schedule};
+use crate::error::Error;
+use crate::planes::{Dropped, PlaneShape, Planes, Schedule};
+use crate::records::Source;
+use crate::records::planes::Position;
 use crate::scalar::ibp::Packed;
-use crate::scalar::planes::{Body, Escape};
+use crate::scalar::planes::Escape;
 
 /// Words that have a path of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +85,13 @@ const fn byte_planes(kind: u8) -> usize {
 }
 
 /// Bit planes of a word.
-const fn bit_planes(kind: u8) -> usize {
+const fn bit_planes(kind: u8) -> u32 {
     if kind == F16 { 3 } else { 0 }
+}
+
+/// The shape of a kind's records, as [`Planes::shape`].
+const fn shape_of(kind: u8, schedule: Schedule) -> PlaneShape {
+    PlaneShape { schedule, byte_planes: byte_planes(kind), bit_planes: bit_planes(kind) }
 }
 
 /// Whether this level has a path for these planes.
@@ -108,19 +113,18 @@ pub(super) fn encode(
     Some(dispatch!(encode, kind, planes.schedule, (planes, first, words, out, escapes)))
 }
 
-/// As [`Backend::decode_planes`]; `None` where there is no path for these words, or the bits end too early.
+/// As [`Backend::decode_planes`]; `None` where there is no path for these words.
 #[inline]
 pub(super) fn decode(
     backend: Backend,
     planes: &Planes,
-    first: usize,
-    body: &Body<'_>,
+    source: &Source<'_>,
+    position: Position,
     words: &mut [u8],
-    escapes: &mut Escapes<'_>,
     room: &mut [u8],
-) -> Option<Result<(), usize>> {
+) -> Option<Result<(), Error>> {
     let kind = kind(backend, planes)?;
-    dispatch!(decode, kind, planes.schedule, (planes, first, body, words, escapes, room))
+    Some(dispatch!(decode, kind, planes.schedule, (planes, source, position, words, room)))
 }
 
 /// 32 bytes from byte `at`.
@@ -139,45 +143,6 @@ fn store(bytes: &mut [u8], at: usize, vector: __m256i) {
     let bytes = &mut bytes[at..at + 32];
     // SAFETY: there are 32 bytes; the store has no alignment.
     unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), vector) }
-}
-
-/// A byte of ones for each bit that is set of 64, which every quarter of the vector holds.
-#[inline]
-#[target_feature(enable = "avx2,bmi1,popcnt")]
-fn spread(bits: __m256i) -> [__m256i; 2] {
-    let low = _mm256_setr_epi8(
-        0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
-    );
-    let high = _mm256_setr_epi8(
-        4, 4, 4, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 6, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7,
-    );
-    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
-    let low = _mm256_and_si256(_mm256_shuffle_epi8(bits, low), bit);
-    let high = _mm256_and_si256(_mm256_shuffle_epi8(bits, high), bit);
-    [_mm256_cmpeq_epi8(low, bit), _mm256_cmpeq_epi8(high, bit)]
-}
-
-/// Bits 0, 1, 2 and, where `N` is 4, 3 of 64 bytes, from the quarters of the vector.
-///
-/// Planes stay in a vector: those that go through an array end up on the stack, and wait there.
-#[inline]
-#[target_feature(enable = "avx2,bmi1,popcnt")]
-fn bytes_of<const N: usize>(planes: __m256i) -> [__m256i; 2] {
-    let (one, two) = (_mm256_set1_epi8(1), _mm256_set1_epi8(2));
-    let (four, eight) = (_mm256_set1_epi8(4), _mm256_set1_epi8(8));
-    let [a_low, a_high] = spread(_mm256_permute4x64_epi64::<0x00>(planes));
-    let [b_low, b_high] = spread(_mm256_permute4x64_epi64::<0x55>(planes));
-    let [c_low, c_high] = spread(_mm256_permute4x64_epi64::<0xAA>(planes));
-    let mut low = _mm256_or_si256(_mm256_and_si256(a_low, one), _mm256_and_si256(b_low, two));
-    let mut high = _mm256_or_si256(_mm256_and_si256(a_high, one), _mm256_and_si256(b_high, two));
-    low = _mm256_or_si256(low, _mm256_and_si256(c_low, four));
-    high = _mm256_or_si256(high, _mm256_and_si256(c_high, four));
-    if N == 4 {
-        let [d_low, d_high] = spread(_mm256_permute4x64_epi64::<0xFF>(planes));
-        low = _mm256_or_si256(low, _mm256_and_si256(d_low, eight));
-        high = _mm256_or_si256(high, _mm256_and_si256(d_high, eight));
-    }
-    [low, high]
 }
 
 /// Bit 7 - `LEFT` of 64 bytes.
