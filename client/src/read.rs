@@ -38,7 +38,7 @@ use crate::tensor::Tensor;
 const FEW: usize = 8;
 
 /// How many rows before its turn a row is found.
-const AHEAD: usize = 16;
+const AHEAD: usize = 8;
 
 /// Bytes of a row that are asked for before its turn: what comes after them, the processor foresees.
 const MOST_AHEAD: usize = 1024;

@@ -28,9 +28,8 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
 
 /// The files in which `unsafe` may stand.
 const ISLANDS: &str = "shm/src/attachment.rs shm/src/chunk.rs shm/src/fork.rs shm/src/mapping.rs \
-    kernels/src/cpu/bmi2.rs kernels/src/cpu/avx2/mod.rs \
-    kernels/src/cpu/avx2/decode.rs kernels/src/cpu/avx2/decode/tail.rs \
-    kernels/src/prefetch.rs shm/src/pool.rs shm/src/segment.rs shm/src/socket.rs tests/src/bin/test_client/fork.rs";
+    kernels/src/cpu/bmi2.rs kernels/src/cpu/avx2/mod.rs kernels/src/cpu/avx2/decode.rs \
+    kernels/src/cpu/avx2/decode/tail.rs kernels/src/prefetch.rs shm/src/pool.rs shm/src/segment.rs shm/src/socket.rs tests/src/bin/test_client/fork.rs";
 
 const FORBID: &str = "#![forbid(unsafe_code)]";
 const DENY: &str = "#![deny(unsafe_code)]";
