@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+mod blocks;
 mod buffers;
 mod builder;
 mod client;
@@ -41,6 +42,7 @@ mod decode;
 mod error;
 #[cfg(test)]
 mod fake_daemon;
+mod gather;
 mod handle;
 mod namespaces;
 mod protocol;

@@ -7,9 +7,9 @@ use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
 use tierpack_shm::page::Counter;
 use tierpack_shm::types::{BlockWord, CodecId, Dtype, index};
 
+use crate::blocks::{block_bytes, word};
 use crate::error::{Error, Result};
 use crate::handle::{Fault, Handle, Opened};
-use crate::read::{block_bytes, word};
 
 /// A lease over the bytes of a raw tensor: slices of shared memory, without a copy.
 ///
