@@ -4,6 +4,7 @@
 //! One table, [`Level::ALL`] with [`Level::is_available`], feeds detection, dispatch and the conformance test.
 
 mod detect;
+mod planes;
 mod sparse;
 
 #[cfg(target_arch = "x86_64")]
@@ -186,6 +187,9 @@ impl Backend {
         {
             return packed;
         }
+        if self.0 != Level::Scalar {
+            return planes::encode(planes, first, words, out, escapes);
+        }
         crate::scalar::planes::encode(planes, first, words, out, escapes)
     }
 
@@ -208,9 +212,11 @@ impl Backend {
         {
             return decoded;
         }
-        match planes.schedule {
-            Schedule::Four => source.headless(planes, &Reference, position, words, room),
-            _ => source.headed(planes, &Reference, position, words, room),
+        match (planes.schedule, self.0) {
+            (Schedule::Four, Level::Scalar) => source.headless(planes, &Reference, position, words, room),
+            (Schedule::Four, _) => source.headless(planes, &planes::Groups, position, words, room),
+            (_, Level::Scalar) => source.headed(planes, &Reference, position, words, room),
+            _ => source.headed(planes, &planes::Groups, position, words, room),
         }
     }
 }

@@ -151,7 +151,7 @@ impl<'a> Body<'a> {
     }
 
     /// Reads up to 64 bits from bit `at` of the string.
-    pub(super) fn take(&self, at: usize, n_bits: u32) -> u64 {
+    pub(crate) fn take(&self, at: usize, n_bits: u32) -> u64 {
         let front_bits = 8 * self.front_len;
         let inside = take(self.front(), at, n_bits);
         let rest = self.rest().unwrap_or(&[]);
