@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::ops::Deref;
 
-use tierpack_kernels::block::{Block, HEADER_BYTES, needed_len, stored_len};
+use tierpack_kernels::block::{Block, HEADER_BYTES, stored_len};
 use tierpack_kernels::codec::{Rows, Scratch, decode_block};
 use tierpack_kernels::metadata::Metadata;
 use tierpack_kernels::{Coder, geometry::Geometry};
@@ -36,14 +36,14 @@ fn parse(number: u32, bytes: &[u8], geometry: &Geometry) -> Option<Coder> {
     Coder::new(&metadata, geometry).ok()
 }
 
-/// All stored bytes of a block, as many as its own header says.
+/// All stored bytes of a block, as many as its own header says; not yet looked at.
+#[inline]
 fn whole<A>(guard: &Guard<A>, word: BlockWord) -> Result<&[u8], NoGuard>
 where
     A: Deref<Target = Attachment>,
 {
     let header = guard.stored(word, HEADER_BYTES)?;
-    let len = needed_len(header).map_err(|_| NoGuard::Corrupt)?;
-    guard.stored(word, len)
+    guard.stored(word, stored_len(header))
 }
 
 /// Decodes a block into `out`, which has its raw length.
@@ -71,9 +71,7 @@ pub(crate) fn rows<'a, A>(
 where
     A: Deref<Target = Attachment>,
 {
-    let header = guard.stored(word, HEADER_BYTES)?;
-    let bytes = guard.stored(word, stored_len(header))?;
-    Rows::new(coder, block_idx, bytes).map_err(|_| NoGuard::Corrupt)
+    Rows::new(coder, block_idx, whole(guard, word)?).map_err(|_| NoGuard::Corrupt)
 }
 
 /// Calls `read` with this thread's room to decode in.

@@ -9,23 +9,14 @@ use tierpack_shm::message::{
 };
 use tierpack_shm::types::Access;
 use tierpack_tests::Daemon;
+use tierpack_tests::kept::{check_kept as check, daemon_with_kept};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::peer::{Peer, begin};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
 fn daemon() -> (Daemon, Baseline) {
-    let daemon = Daemon::start(PROGRAM, &["--pool-size", "32MiB", "--lock", "off"]);
-    daemon.client().put("kept", Dtype::U8, &[100], &[7; 100]).expect("room");
-    let before = Baseline::take(&daemon, 0);
-    (daemon, before)
-}
-
-fn check(daemon: &mut Daemon, before: &Baseline) {
-    let client = daemon.client();
-    assert_eq!(client.get("kept").expect("a normal client is served").as_bytes(), [7; 100]);
-    drop(client);
-    before.returns(daemon);
+    daemon_with_kept(PROGRAM, "32MiB")
 }
 
 #[test]

@@ -6,7 +6,6 @@
 use std::os::fd::AsFd;
 
 use nix::sys::socket::{MsgFlags, send};
-use tierpack_client::Dtype;
 use tierpack_shm::layout::LAYOUT_VERSION;
 use tierpack_shm::message::{
     Blob, ClientMessage, ErrorCode, Hello, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Request,
@@ -15,25 +14,14 @@ use tierpack_shm::message::{
 use tierpack_shm::segment::SegmentKind;
 use tierpack_tests::Daemon;
 use tierpack_tests::data::Random;
+use tierpack_tests::kept::{check_kept as check, daemon_with_kept};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::peer::{Peer, begin};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
-/// A daemon with one tensor, and what it has then.
 fn daemon() -> (Daemon, Baseline) {
-    let daemon = Daemon::start(PROGRAM, &["--pool-size", "32MiB", "--lock", "off"]);
-    daemon.client().put("kept", Dtype::U8, &[100], &[7; 100]).expect("room");
-    let before = Baseline::take(&daemon, 0);
-    (daemon, before)
-}
-
-/// The daemon lives, has lost nothing, and serves.
-fn check(daemon: &mut Daemon, before: &Baseline) {
-    let kept = daemon.client().get("kept").expect("a normal client is served");
-    assert_eq!(kept.as_bytes(), [7; 100]);
-    drop(kept);
-    before.returns(daemon);
+    daemon_with_kept(PROGRAM, "32MiB")
 }
 
 fn hello() -> Hello {

@@ -8,12 +8,12 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::ftruncate;
-use tierpack_client::Dtype;
 use tierpack_shm::chunk::ChunkWriter;
 use tierpack_shm::message::{
     Blob, ClientMessage, DaemonMessage, ErrorCode, PutBegin, Refusal, Reply, Request, encode,
 };
 use tierpack_tests::Daemon;
+use tierpack_tests::kept::{check_kept, daemon_with_kept};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::peer::{Peer, begin, chunk};
 
@@ -24,20 +24,15 @@ const BLOCK_ROWS: u64 = 512;
 const BLOCK_BYTES: u64 = BLOCK_ROWS * 512;
 
 fn daemon() -> (Daemon, Baseline) {
-    let daemon = Daemon::start(PROGRAM, &["--pool-size", "64MiB", "--lock", "off"]);
-    daemon.client().put("kept", Dtype::U8, &[100], &[7; 100]).expect("room");
-    let before = Baseline::take(&daemon, 0);
-    (daemon, before)
+    daemon_with_kept(PROGRAM, "64MiB")
 }
 
 /// The daemon lives, has lost nothing, shows nothing new, and serves.
 fn check(daemon: &mut Daemon, before: &Baseline) {
-    let client = daemon.client();
-    assert_eq!(client.get("kept").expect("a normal client is served").as_bytes(), [7; 100]);
-    let names: Vec<_> = client.list_all().expect("a list").into_iter().map(|entry| entry.name).collect();
+    let entries = daemon.client().list_all().expect("a list");
+    let names: Vec<_> = entries.into_iter().map(|entry| entry.name).collect();
     assert_eq!(names, ["kept"]);
-    drop(client);
-    before.returns(daemon);
+    check_kept(daemon, before);
 }
 
 /// The refusal's text; it must be an invalid request.

@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use crate::coder::Masks;
 use crate::error::Error;
 use crate::escapes::Escapes;
-use crate::planes::{Planes, Schedule};
+use crate::planes::Planes;
 use crate::records::planes::{Kernel, Position, Record};
 use crate::records::{MAX_BODY_BYTES, Source};
 use crate::scalar::ibp::{self as scalar, Packed};
@@ -212,11 +212,9 @@ impl Backend {
         {
             return decoded;
         }
-        match (planes.schedule, self.0) {
-            (Schedule::Four, Level::Scalar) => source.headless(planes, &Reference, position, words, room),
-            (Schedule::Four, _) => source.headless(planes, &planes::Groups, position, words, room),
-            (_, Level::Scalar) => source.headed(planes, &Reference, position, words, room),
-            _ => source.headed(planes, &planes::Groups, position, words, room),
+        match self.0 {
+            Level::Scalar => source.by_schedule(planes, &Reference, position, words, room),
+            _ => source.by_schedule(planes, &planes::Groups, position, words, room),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{RAW_RECORD, Source};
 use crate::cut::{Place, RECORD_ELEMS};
 use crate::error::Result;
 use crate::escapes::Escapes;
-use crate::planes::Planes;
+use crate::planes::{Planes, Schedule};
 use crate::scalar::planes::Body;
 
 /// Which record of a block.
@@ -49,6 +49,21 @@ pub(crate) trait Kernel {
 }
 
 impl Source<'_> {
+    /// Decodes the records of any schedule from `position` on that `words` has room for.
+    pub(crate) fn by_schedule<K: Kernel>(
+        &self,
+        planes: &Planes,
+        kernel: &K,
+        position: Position,
+        words: &mut [u8],
+        room: &mut [u8],
+    ) -> Result<()> {
+        match planes.schedule {
+            Schedule::Four => self.headless(planes, kernel, position, words, room),
+            _ => self.headed(planes, kernel, position, words, room),
+        }
+    }
+
     /// Decodes the records of `planes:4` from `position` on that `words` has room for.
     #[inline(always)]
     pub(crate) fn headless<K: Kernel>(

@@ -15,7 +15,7 @@ use self::group::{
     with_part, write_16, write_f32, write_group, write_words,
 };
 use self::tail::{SLACK_BYTES, Tail, after, patch, patch_word, tiers_at};
-use super::{F16, F32, byte_planes, join, load, shape_of, word_bytes};
+use super::{F16, F32, byte_planes, join, load, low_of, shape_of, word_bytes};
 use crate::error::Error;
 use crate::escapes::Escapes;
 use crate::planes::{GROUP_ELEMS, Planes, Schedule};
@@ -158,30 +158,37 @@ fn patch_group<const KIND: u8>(words: &mut [u8], first: usize, escaped: u64, esc
     }
 }
 
-/// A record of `planes:3`: first the exponents of all groups, then the words.
-#[inline]
-#[target_feature(enable = "avx2,bmi1,popcnt")]
-fn record_three<const KIND: u8, const BYTES: usize>(
-    planes: &Planes,
-    record: &Record<'_>,
-    words: &mut [u8],
-    _escapes: &mut Escapes<'_>,
-    room: &mut [u8],
-) -> Option<Result<(), usize>> {
-    let n = record.n;
-    let start = const { shape_of(KIND, Schedule::Three) }.fixed_bits(n);
-    let Pieces { fixed, mut tail, exponents } = Pieces::new(&record.body, start, n, room)?;
-    tail.fill()?;
-    let columns = Columns::new::<KIND>(planes, record.first);
-    let low_bits = LowBits::new(fixed, n);
-    let mut end = exponents_three::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
-    if end.is_none() {
-        tail.extend()?;
-        end = exponents_three::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
-    }
-    write_words::<KIND, BYTES>(Schedule::Three, &low_bits, exponents, words);
-    tail.check_end(end?)
+/// A record of a codec whose exponents are made first, for all groups, and then the words.
+macro_rules! exponents_first {
+    ($record:ident, $exponents:ident, $schedule:expr, $features:literal) => {
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn $record<const KIND: u8, const BYTES: usize>(
+            planes: &Planes,
+            record: &Record<'_>,
+            words: &mut [u8],
+            _escapes: &mut Escapes<'_>,
+            room: &mut [u8],
+        ) -> Option<Result<(), usize>> {
+            let n = record.n;
+            let start = const { shape_of(KIND, $schedule) }.fixed_bits(n);
+            let Pieces { fixed, mut tail, exponents } = Pieces::new(&record.body, start, n, room)?;
+            tail.fill()?;
+            let columns = Columns::new::<KIND>(planes, record.first);
+            let low_bits = LowBits::new(fixed, n);
+            let mut end = $exponents::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
+            if end.is_none() {
+                tail.extend()?;
+                end = $exponents::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
+            }
+            write_words::<KIND, BYTES>($schedule, &low_bits, exponents, words);
+            tail.check_end(end?)
+        }
+    };
 }
+
+exponents_first!(record_three, exponents_three, Schedule::Three, "avx2,bmi1,popcnt");
+exponents_first!(record_tiers, exponents_tiers, Schedule::Tiers, "avx2,bmi1,popcnt,bmi2");
 
 /// The exponents of a record of `planes:3`; gives the bit of the tail after them, or `None` where it is too short.
 #[inline(never)]
@@ -212,31 +219,6 @@ fn exponents_three<const KIND: u8>(
         exponents_at = patch::<KIND, 4>(tail, &mut exponents[n_wholes], escaped, exponents_at)?;
     }
     Some(exponents_at)
-}
-
-/// A record of `planes:2-2-2`: first the exponents of all groups, then the words.
-#[inline]
-#[target_feature(enable = "avx2,bmi1,popcnt,bmi2")]
-fn record_tiers<const KIND: u8, const BYTES: usize>(
-    planes: &Planes,
-    record: &Record<'_>,
-    words: &mut [u8],
-    _escapes: &mut Escapes<'_>,
-    room: &mut [u8],
-) -> Option<Result<(), usize>> {
-    let n = record.n;
-    let start = const { shape_of(KIND, Schedule::Tiers) }.fixed_bits(n);
-    let Pieces { fixed, mut tail, exponents } = Pieces::new(&record.body, start, n, room)?;
-    tail.fill()?;
-    let columns = Columns::new::<KIND>(planes, record.first);
-    let low_bits = LowBits::new(fixed, n);
-    let mut end = exponents_tiers::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
-    if end.is_none() {
-        tail.extend()?;
-        end = exponents_tiers::<KIND>(&columns, &low_bits, tail.bytes(), exponents);
-    }
-    write_words::<KIND, BYTES>(Schedule::Tiers, &low_bits, exponents, words);
-    tail.check_end(end?)
 }
 
 /// As [`exponents_three`], of `planes:2-2-2`.
@@ -293,12 +275,6 @@ impl<'a> Pieces<'a> {
         let tail = Tail::new(body, start, n, tail_room)?;
         Some(Self { fixed, tail, exponents: exponents.as_chunks_mut().0 })
     }
-}
-
-/// The lowest `n` bits, of at most 64.
-#[inline(always)]
-fn low_of(n: usize) -> u64 {
-    u64::MAX >> (GROUP_ELEMS - n)
 }
 
 /// 8 bytes from byte `at`.

@@ -10,8 +10,8 @@ use core::arch::x86_64::{
 };
 
 use super::{
-    F16, F32, F32_SHORT, bit_planes, byte_planes, exponent_bits, join, load, plane_of, shape_of, store,
-    word_bytes,
+    F16, F32, F32_SHORT, bit_planes, byte_planes, exponent_bits, join, load, low_of, plane_of, shape_of,
+    store, word_bytes,
 };
 use crate::planes::{GROUP_ELEMS, Planes, Schedule};
 use crate::scalar::ibp::Packed;
@@ -198,12 +198,6 @@ fn at_most(bytes: [__m256i; 2], most: i8) -> [__m256i; 2] {
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 fn two_planes(bytes: [__m256i; 2]) -> [u64; 2] {
     [plane_of::<7>(bytes), plane_of::<6>(bytes)]
-}
-
-/// The lowest `n` bits, of at most 64.
-#[inline(always)]
-fn low_of(n: usize) -> u64 {
-    u64::MAX >> (GROUP_ELEMS - n)
 }
 
 /// The bit planes of a group's low bits.

@@ -13,7 +13,7 @@ use core::arch::x86_64::{
 
 use super::Backend;
 use crate::error::Error;
-use crate::planes::{Dropped, PlaneShape, Planes, Schedule};
+use crate::planes::{Dropped, GROUP_ELEMS, PlaneShape, Planes, Schedule};
 use crate::records::Source;
 use crate::records::planes::Position;
 use crate::scalar::ibp::Packed;
@@ -159,4 +159,10 @@ fn plane_of<const LEFT: i32>(bytes: [__m256i; 2]) -> u64 {
 #[inline(always)]
 const fn join([low, high]: [i32; 2]) -> u64 {
     low.cast_unsigned() as u64 | (high.cast_unsigned() as u64) << 32
+}
+
+/// The lowest `n` bits, of at most 64.
+#[inline(always)]
+const fn low_of(n: usize) -> u64 {
+    u64::MAX >> (GROUP_ELEMS - n)
 }

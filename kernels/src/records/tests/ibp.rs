@@ -4,10 +4,8 @@ use proptest::prelude::*;
 use tierpack_shm::types::Dtype;
 
 use super::*;
-use crate::cut::{RECORD_ELEMS, STRIDE_UNIT, StrideRules};
 use crate::metadata::{
-    self, Granularity, Lengths, bases_may_be_per_column, has_sign_and_exponent, masks_may_be_per_column,
-    word_bytes,
+    self, Granularity, bases_may_be_per_column, has_sign_and_exponent, masks_may_be_per_column, word_bytes,
 };
 
 /// What FORMAT.md leaves open, as numbers that a strategy can draw.
@@ -46,33 +44,17 @@ fn metadata(geometry: &Geometry, form: &Form) -> Metadata {
     let mut cut = |len: u64| -> Box<[u8]> { source.by_ref().take(index(len)).collect() };
     let mask = cut(mask_len);
     let bitval = mask.iter().zip(cut(mask_len)).map(|(mask, value)| mask & value).collect();
-    let lengths = Lengths::of(geometry).unwrap();
-    let rules = StrideRules::Chunks { dtype, chunk_bytes };
-    let stride = |n_elems| {
-        let (least, most) = rules.range(n_elems).into_inner();
-        let stride = least + (most - least) * form.stride / 256;
-        u32::try_from(stride.next_multiple_of(STRIDE_UNIT)).unwrap()
-    };
-    let metadata = Metadata {
-        codec: if form.window { CodecId::IbpWindow } else { CodecId::Ibp },
-        dtype,
-        access: geometry.access(),
-        generation: 7,
-        row_bytes,
-        record_stride: if lengths.has_full { stride(RECORD_ELEMS) } else { 0 },
-        tail_stride: stride(lengths.tail_elems),
-        form: metadata::Form::Ibp(metadata::Ibp {
-            chunk_bytes: form.chunk_bytes,
-            masks,
-            base,
-            rotate: form.window && has_sign_and_exponent(dtype),
-            mask,
-            bitval,
-            bases: cut(bases_len),
-        }),
-    };
-    assert_eq!(Metadata::parse(&metadata.to_bytes(), geometry).as_ref(), Ok(&metadata));
-    metadata
+    let ibp = metadata::Form::Ibp(metadata::Ibp {
+        chunk_bytes: form.chunk_bytes,
+        masks,
+        base,
+        rotate: form.window && has_sign_and_exponent(dtype),
+        mask,
+        bitval,
+        bases: cut(bases_len),
+    });
+    let codec = if form.window { CodecId::IbpWindow } else { CodecId::Ibp };
+    with_strides(geometry, codec, ibp, form.stride).unwrap()
 }
 
 fn form() -> impl Strategy<Value = Form> {

@@ -10,8 +10,33 @@ use super::*;
 use crate::block::stored_len;
 use crate::codec::{Encoding, decode_block, decode_row, encode_block};
 use crate::cpu::Level;
+use crate::cut::{RECORD_ELEMS, STRIDE_UNIT};
 use crate::geometry::Geometry;
-use crate::metadata::Metadata;
+use crate::metadata::{self, Lengths, Metadata};
+
+/// Metadata of a form whose strides lie between their least and their most, in 1/256; `None` without blocks.
+fn with_strides(geometry: &Geometry, codec: CodecId, form: metadata::Form, stride: u64) -> Option<Metadata> {
+    let (rules, lengths) = (form.stride_rules(geometry.dtype()), Lengths::of(geometry)?);
+    let stride = |n_elems| {
+        let (least, most) = rules.range(n_elems).into_inner();
+        let stride = least + (most - least) * stride / 256;
+        u32::try_from(stride.next_multiple_of(STRIDE_UNIT)).unwrap()
+    };
+    let metadata = Metadata {
+        codec,
+        dtype: geometry.dtype(),
+        access: geometry.access(),
+        generation: 7,
+        row_bytes: geometry.row_bytes(),
+        record_stride: if lengths.has_full { stride(RECORD_ELEMS) } else { 0 },
+        tail_stride: stride(lengths.tail_elems),
+        form,
+    };
+    let bytes = metadata.to_bytes();
+    assert_eq!(bytes.len() as u64, metadata.len_bytes());
+    assert_eq!(Metadata::parse(&bytes, geometry).as_ref(), Ok(&metadata));
+    Some(metadata)
+}
 
 /// Encodes and decodes every block on every level; gives how many blocks were not `raw`.
 fn round_trip(geometry: &Geometry, metadata: &Metadata, raw: &[u8]) -> usize {

@@ -4,8 +4,7 @@ use proptest::prelude::*;
 use tierpack_shm::types::Dtype;
 
 use super::*;
-use crate::cut::{RECORD_ELEMS, STRIDE_UNIT};
-use crate::metadata::{self, Lengths, bases_may_be_per_column};
+use crate::metadata::{self, bases_may_be_per_column};
 use crate::planes::{Dropped, Parts};
 
 const CODECS: [CodecId; 3] = [CodecId::Planes4, CodecId::Planes3, CodecId::Planes222];
@@ -50,24 +49,7 @@ fn metadata(geometry: &Geometry, form: &Form) -> Option<Metadata> {
     let by_column = form.by_column && bases_may_be_per_column(geometry);
     let bases = by_column.then(|| cut(index(geometry.row_elems())));
     let planes = metadata::Form::Planes(metadata::Planes::new(schedule, parts, dropped, table, bases));
-    let (rules, lengths) = (planes.stride_rules(geometry.dtype()), Lengths::of(geometry)?);
-    let stride = |n_elems| {
-        let (least, most) = rules.range(n_elems).into_inner();
-        let stride = least + (most - least) * form.stride / 256;
-        u32::try_from(stride.next_multiple_of(STRIDE_UNIT)).unwrap()
-    };
-    let metadata = Metadata {
-        codec: form.codec,
-        dtype: geometry.dtype(),
-        access: geometry.access(),
-        generation: 7,
-        row_bytes: geometry.row_bytes(),
-        record_stride: if lengths.has_full { stride(RECORD_ELEMS) } else { 0 },
-        tail_stride: stride(lengths.tail_elems),
-        form: planes,
-    };
-    assert_eq!(Metadata::parse(&metadata.to_bytes(), geometry).as_ref(), Ok(&metadata));
-    Some(metadata)
+    with_strides(geometry, form.codec, planes, form.stride)
 }
 
 fn form() -> impl Strategy<Value = Form> {

@@ -5,8 +5,7 @@ use tierpack_shm::types::Dtype;
 
 use super::*;
 use crate::bits::low;
-use crate::cut::{RECORD_ELEMS, STRIDE_UNIT};
-use crate::metadata::{self, Lengths};
+use crate::metadata;
 use crate::sparse::word_bytes;
 
 /// What FORMAT.md leaves open, as numbers that a strategy can draw.
@@ -24,26 +23,7 @@ fn metadata(geometry: &Geometry, form: &Form) -> Option<Metadata> {
     let mask = low(u32::try_from(8 * word_bytes(geometry.dtype())).unwrap());
     let words: Vec<u64> = form.dictionary.iter().map(|word| word & mask).collect();
     let sparse = metadata::Form::Sparse(metadata::Sparse::new(form.group_elems, form.common & mask, &words));
-    let (rules, lengths) = (sparse.stride_rules(geometry.dtype()), Lengths::of(geometry)?);
-    let stride = |n_elems| {
-        let (least, most) = rules.range(n_elems).into_inner();
-        let stride = least + (most - least) * form.stride / 256;
-        u32::try_from(stride.next_multiple_of(STRIDE_UNIT)).unwrap()
-    };
-    let metadata = Metadata {
-        codec: CodecId::Sparse,
-        dtype: geometry.dtype(),
-        access: geometry.access(),
-        generation: 7,
-        row_bytes: geometry.row_bytes(),
-        record_stride: if lengths.has_full { stride(RECORD_ELEMS) } else { 0 },
-        tail_stride: stride(lengths.tail_elems),
-        form: sparse,
-    };
-    let bytes = metadata.to_bytes();
-    assert_eq!(bytes.len() as u64, metadata.len_bytes());
-    assert_eq!(Metadata::parse(&bytes, geometry).as_ref(), Ok(&metadata));
-    Some(metadata)
+    with_strides(geometry, CodecId::Sparse, sparse, form.stride)
 }
 
 fn form() -> impl Strategy<Value = Form> {
