@@ -81,6 +81,7 @@ pub(crate) fn refused(refusal: Refusal, subject: &Subject<'_>, deadline_seconds:
         Some(ErrorCode::Denied) => Error::Denied { operation, text },
         Some(ErrorCode::Limit) => Error::Limit { operation, text },
         Some(ErrorCode::Stopping) => Error::Stopping { operation },
+        Some(ErrorCode::Replaced) => Error::Refused { operation, code: refusal.code, text },
         Some(ErrorCode::Quota) => Error::Quota { operation, text },
         Some(ErrorCode::Internal) => Error::Internal { operation, text },
         _ => Error::Refused { operation, code: refusal.code, text },

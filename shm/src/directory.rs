@@ -182,18 +182,39 @@ impl Directory {
         (number, len): (u32, u32),
         metadata: &Extent,
     ) -> Result<()> {
-        let at = table.offset();
-        let words = self.pool.words(at, generation::ENTRIES * generation::ENTRY_BYTES / 8)?;
-        let entry = usize::from(generation_idx) * crate::types::index(generation::ENTRY_BYTES / 8);
-        let missing =
-            Error::OutOfSegment { what: "a generation", address: at, len: u64::from(generation_idx) };
-        let [number_and_len, address] = words.get(entry..entry + 2).ok_or(missing)? else {
-            return Err(Error::OutOfSegment { what: "a generation", address: at, len: 16 });
-        };
+        let [number_and_len, address] = self.generation_entry(table, generation_idx)?;
         number_and_len.store(u64::from(number) << 32 | u64::from(len), Ordering::Relaxed);
         // Release: pairs with the Acquire in `Guard::generation`.
         address.store(metadata.offset(), Ordering::Release);
         Ok(())
+    }
+
+    /// Takes metadata out of a generation table: no word names the entry, and no lease covers one that did.
+    ///
+    /// # Errors
+    /// As [`Directory::set_generation`].
+    pub fn clear_generation(&self, table: &Extent, generation_idx: u8) -> Result<()> {
+        let [number_and_len, address] = self.generation_entry(table, generation_idx)?;
+        number_and_len.store(0, Ordering::Relaxed);
+        address.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn generation_entry(&self, table: &Extent, generation_idx: u8) -> Result<&[AtomicU64; 2]> {
+        let at = table.offset();
+        let words = self.pool.words(at, generation::ENTRIES * generation::ENTRY_BYTES / 8)?;
+        let entry = words.as_chunks().0.get(usize::from(generation_idx));
+        entry.ok_or(Error::OutOfSegment { what: "a generation", address: at, len: u64::from(generation_idx) })
+    }
+
+    /// Counts a committed update, after its words are stored; gives the new revision.
+    ///
+    /// # Errors
+    /// [`Error::OutOfSegment`] when the table is none of this directory.
+    pub fn count_update(&self, table: &Extent) -> Result<u64> {
+        let header = self.pool.words(table.offset(), table::WORDS_AT / 8)?;
+        // Release: pairs with the Acquire in `Guard::revision`; the words of the update are seen with it.
+        Ok(header[crate::types::index(table::REVISION_AT / 8)].fetch_add(1, Ordering::Release) + 1)
     }
 
     /// The words of a block table.

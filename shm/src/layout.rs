@@ -100,8 +100,6 @@ pub mod generation {
 }
 
 /// The header of an overlay extent: 64 bytes, then row numbers, then rows.
-///
-/// Nothing writes overlays yet; the bytes are fixed so that readers of this layout version can.
 pub mod overlay {
     /// Bytes of the header.
     pub const BYTES: u64 = 64;

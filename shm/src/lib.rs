@@ -42,6 +42,8 @@ mod memfd;
 #[cfg(not(loom))]
 pub mod message;
 #[cfg(not(loom))]
+pub mod overlay;
+#[cfg(not(loom))]
 pub mod page;
 #[cfg(not(loom))]
 pub mod pool;

@@ -15,12 +15,16 @@ use crate::attachment::SlotRef;
 use crate::error::{Error, MessageFault, Result};
 use crate::page::NamespaceId;
 use crate::segment::SegmentKind;
-use crate::types::{Access, CodecChoice, CodecId, Dtype};
+use crate::types::{Access, CodecId, Dtype};
 
+mod changes;
 mod namespaces;
+mod puts;
 mod refusal;
 
+pub use changes::{Drift, RefitMode, RefitState, Update};
 pub use namespaces::{NamespaceChange, NamespaceEntry};
+pub use puts::{Blob, PutBegin};
 pub use refusal::{ErrorCode, Refusal};
 
 /// Versions of the protocol; LAYOUT.md lists their messages.
@@ -204,40 +208,23 @@ pub enum Request {
         /// The name after which the page starts.
         after: Option<String>,
     },
-}
-
-/// Begins a put.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PutBegin {
-    /// The namespace; it is made when it does not exist.
-    pub namespace: String,
-    /// The name.
-    pub name: String,
-    /// The dtype.
-    pub dtype: Dtype,
-    /// The shape, outermost dimension first.
-    pub shape: Vec<u64>,
-    /// What the blocks are cut for.
-    pub access: Access,
-    /// Elements of a row, for tensors of rank 1.
-    pub row_elems: Option<u64>,
-    /// Which codec.
-    pub codec: CodecChoice,
-    /// Whether a tensor of that name is replaced.
-    pub overwrite: bool,
-    /// The metadata of the file it comes from: JSON, an object of strings.
-    pub file_metadata: Option<Blob>,
-}
-
-/// Bytes in a message, or in a sealed memory file beside it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Blob {
-    /// In the message: at most [`MAX_INLINE_BYTES`].
-    Inline(Vec<u8>),
-    /// In the descriptor that comes with the message.
-    Descriptor {
-        /// Its length in bytes.
-        len: u64,
+    /// New values for rows: [`Reply::Updated`]. Names one descriptor when `data` does.
+    Update(Update),
+    /// Puts the overlays of a tensor into its blocks now: [`Reply::Done`].
+    Fold {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// Looks how new metadata would suit a tensor, and may have them made: [`Reply::Drift`].
+    Refit {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Which.
+        mode: RefitMode,
     },
 }
 
@@ -284,7 +271,10 @@ impl ClientMessage {
     pub fn descriptors(&self) -> usize {
         let blob = match self {
             Self::Request { request: Request::PutBegin(begin), .. } => begin.file_metadata.as_ref(),
-            Self::Request { request: Request::PutChunk { data, .. }, .. } => Some(data),
+            Self::Request {
+                request: Request::PutChunk { data, .. } | Request::Update(Update { data, .. }),
+                ..
+            } => Some(data),
             Self::Request { .. } | Self::Unmapped { .. } => None,
         };
         usize::from(matches!(blob, Some(Blob::Descriptor { .. })))
@@ -378,6 +368,13 @@ pub enum Reply {
         /// Whether there are more after the last.
         more: bool,
     },
+    /// An update is visible.
+    Updated {
+        /// Updates of this publication so far, this one included.
+        revision: u64,
+    },
+    /// How well a tensor's metadata suit it.
+    Drift(Drift),
 }
 
 /// What verification found.

@@ -177,6 +177,9 @@ impl Context {
             Request::NamespaceRemove { namespace, with_tensors } => {
                 store.remove_namespace(&namespace, caller, with_tensors).map(|()| Reply::Done)
             }
+            Request::Update(_) | Request::Fold { .. } | Request::Refit { .. } => {
+                Err(Refusal::new(ErrorCode::Invalid, "this daemon cannot do that yet"))
+            }
             Request::NamespaceList { after } => {
                 let mut page = Page::default();
                 let all = store.list_namespaces(caller, after.as_deref(), |entry| page.take(entry));

@@ -37,6 +37,7 @@ error_codes! {
     10 Stopping "The daemon is shutting down.";
     11 Internal "The system refused the daemon something; its log has more.";
     12 Quota "The namespace's quota has no room: remove tensors, or have its owner raise it.";
+    13 Replaced "The name holds another tensor than the caller has opened: open it again.";
 }
 
 /// A refused request.

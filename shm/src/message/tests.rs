@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::types::{Prefer, SlotIdx};
+use crate::types::{CodecChoice, Prefer, SlotIdx};
 
 fn entry() -> Entry {
     Entry {
@@ -60,6 +60,15 @@ fn requests() -> Vec<Request> {
         },
         Request::NamespaceRemove { namespace: "n".into(), with_tensors: true },
         Request::NamespaceList { after: Some("m".into()) },
+        Request::Update(Update {
+            namespace: "n".into(),
+            name: "t".into(),
+            slot: SlotRef { address: 1, idx: SlotIdx::new(2).unwrap(), publication: 3 },
+            n_pieces: 4,
+            data: Blob::Descriptor { len: 5 },
+        }),
+        Request::Fold { namespace: "n".into(), name: "t".into() },
+        Request::Refit { namespace: "n".into(), name: "t".into(), mode: RefitMode::Force },
     ];
     begins.into_iter().chain(others).collect()
 }
@@ -101,6 +110,12 @@ fn daemon_messages() -> Vec<DaemonMessage> {
             }],
             more: false,
         },
+        Reply::Updated { revision: 6 },
+        Reply::Drift(Drift {
+            state: RefitState::Running,
+            last_failure: Some("x".into()),
+            ..Drift::default()
+        }),
     ];
     let refused = Err(Refusal::new(ErrorCode::PoolFull, "no room"));
     let results = replies.into_iter().map(Ok).chain([refused]);
@@ -177,7 +192,7 @@ fn a_long_message_is_refused_on_both_sides() {
 
 #[test]
 fn messages_name_their_descriptors() {
-    assert_eq!(client_messages().iter().map(ClientMessage::descriptors).sum::<usize>(), 1);
+    assert_eq!(client_messages().iter().map(ClientMessage::descriptors).sum::<usize>(), 2);
     assert_eq!(daemon_messages().iter().map(DaemonMessage::descriptors).sum::<usize>(), 4);
     assert!(check_descriptors(1, 1).is_ok() && check_descriptors(1, 2).is_err());
 }
