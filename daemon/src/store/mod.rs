@@ -32,9 +32,11 @@ mod admin;
 pub(crate) mod budget;
 mod coding;
 mod content;
+pub(crate) mod decoding;
 pub(crate) mod file_metadata;
 pub(crate) mod namespace;
 pub(crate) mod transfer;
+mod update;
 
 use access::{Caller, Right};
 use budget::Budget;
@@ -221,6 +223,11 @@ impl Store {
             }
         }
         any_held | self.bury()
+    }
+
+    /// Notes that extents were freed which were never visible: nobody waits for leases on them.
+    pub(crate) fn note_freed(&self) {
+        self.freed.store(true, Ordering::Relaxed);
     }
 
     /// Returns spare segments if something was freed since the last look.
