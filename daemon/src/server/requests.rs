@@ -183,7 +183,9 @@ impl Context {
                 Ok(Reply::Updated { revision })
             }
             Request::Fold { namespace, name } => store.fold(caller, &namespace, &name).map(|()| Reply::Done),
-            Request::Refit { .. } => Err(Refusal::new(ErrorCode::Invalid, "this daemon cannot do that yet")),
+            Request::Refit { namespace, name, mode } => {
+                store.refit(caller, &namespace, &name, mode).map(Reply::Drift)
+            }
             Request::NamespaceList { after } => {
                 let mut page = Page::default();
                 let all = store.list_namespaces(caller, after.as_deref(), |entry| page.take(entry));

@@ -13,12 +13,16 @@ use tierpack_shm::overlay::Overlay;
 use tierpack_shm::types::index;
 
 use super::Outcome;
-use super::namespace::{BlockCopy, Namespace, Target};
+use super::namespace::{BlockCopy, Key, Namespace, Target};
 use crate::error::chain;
 
 /// Coders of one publication of a tensor, by the numbers of their generations.
 #[derive(Debug, Default)]
-pub(crate) struct Coders(BTreeMap<u32, Coder>);
+pub(crate) struct Coders {
+    coders: BTreeMap<u32, Coder>,
+    /// Whose they are.
+    of: Option<(u32, Key)>,
+}
 
 /// What came of decoding a block.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,8 +36,17 @@ pub(crate) enum Decoded {
 }
 
 impl Coders {
+    /// Forgets the coders of another publication than this one.
+    fn keep_only(&mut self, namespace: &Namespace, key: &Key) {
+        let is_of = |(number, of): &(u32, Key)| *number == namespace.id.namespace && of == key;
+        if !self.of.as_ref().is_some_and(is_of) {
+            self.coders.clear();
+            self.of = Some((namespace.id.namespace, key.clone()));
+        }
+    }
+
     pub(crate) fn get(&self, number: u32) -> Option<&Coder> {
-        self.0.get(&number)
+        self.coders.get(&number)
     }
 
     fn parse(bytes: &[u8], geometry: &Geometry) -> Result<Coder, String> {
@@ -50,7 +63,8 @@ impl Namespace {
         number: u32,
         coders: &mut Coders,
     ) -> Outcome<Result<bool, String>> {
-        let Entry::Vacant(vacant) = coders.0.entry(number) else { return Ok(Ok(true)) };
+        coders.keep_only(self, &target.key);
+        let Entry::Vacant(vacant) = coders.coders.entry(number) else { return Ok(Ok(true)) };
         let Some(bytes) = self.copy_metadata(&target.key, number)? else { return Ok(Ok(false)) };
         Ok(Coders::parse(&bytes, &target.geometry).map(|coder| {
             vacant.insert(coder);

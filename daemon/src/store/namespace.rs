@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::directory::{Directory, Slot, SlotFields};
 use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, slot, table};
-use tierpack_shm::message::{Entry, ErrorCode, Refusal, SegmentId};
+use tierpack_shm::message::{Entry, ErrorCode, RefitState, Refusal, SegmentId};
 use tierpack_shm::page::{ClientPage, NamespaceId};
 use tierpack_shm::pool::{Fresh, Pool};
 use tierpack_shm::segment::{Segment, SegmentKind};
@@ -28,9 +28,10 @@ mod tensor;
 mod verify;
 
 pub(crate) use blocks::{BlockCopy, Change, Intent, NewGeneration, Stored};
+pub(crate) use reclaim::Holds;
 use reclaim::Retired;
 use tensor::Tensor;
-pub(crate) use tensor::{Key, RefitRecord, Target};
+pub(crate) use tensor::{Due, Key, Target};
 
 #[derive(Debug)]
 struct Inner {
@@ -286,6 +287,13 @@ impl Namespace {
         stats.held_bytes = inner.held_bytes();
         stats.segment_bytes = inner.data.segment_bytes() + inner.directory.pool().segment_bytes();
         stats.epoch = inner.directory.epoch();
+        for tensor in inner.tensors.values() {
+            stats.overlay_bytes += tensor.content.sums.overlay_bytes;
+            stats.generations += u64::from(tensor.content.generations.n_alive());
+            stats.refits += tensor.refit.refits;
+            stats.reencoded_bytes += tensor.refit.reencoded_bytes;
+            stats.refitting += u64::from(tensor.refit.state != RefitState::Idle);
+        }
         stats
     }
 

@@ -32,8 +32,8 @@ type Rows<'a> = BTreeMap<u32, &'a [u8]>;
 /// Room that the blocks of one request are worked on in.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
-    pub(super) coders: Coders,
-    pub(super) raw: Vec<u8>,
+    coders: Coders,
+    raw: Vec<u8>,
     encoded: Vec<u8>,
 }
 

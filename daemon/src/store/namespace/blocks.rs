@@ -142,6 +142,23 @@ impl Namespace {
         Ok((from..content.n_blocks()).find(|&block_idx| content.is_stale(block_idx)))
     }
 
+    /// Blocks that a refit has something to do with.
+    pub(crate) fn count_stale(&self, key: &Key) -> Outcome<u64> {
+        let mut inner = self.inner.lock();
+        let content = &self.keyed(&mut inner, key)?.content;
+        Ok((0..content.n_blocks()).filter(|&block_idx| content.is_stale(block_idx)).count() as u64)
+    }
+
+    /// The number that the next generation gets.
+    pub(crate) fn next_generation(&self, key: &Key) -> Outcome<u32> {
+        let mut inner = self.inner.lock();
+        let next = self.keyed(&mut inner, key)?.content.generations.next_number();
+        next.ok_or_else(|| {
+            let text = format!("tensor {:?} has had all 2^32 - 1 generations: put it again", key.name);
+            Refusal::new(ErrorCode::Limit, text)
+        })
+    }
+
     /// The first block from `from` on that has overlays.
     pub(crate) fn next_overlaid(&self, key: &Key, from: u64) -> Outcome<Option<u64>> {
         let mut inner = self.inner.lock();
@@ -232,14 +249,13 @@ impl Namespace {
                 Stored::Block(block) => tensor.content.replace(block_idx, block, &mut leftover),
                 Stored::Overlay(overlay) => tensor.content.cover(block_idx, overlay),
             }
-            if intent == Intent::Update {
-                tensor.refit.changed_bytes += tensor.content.geometry.block(block_idx).raw_bytes;
-            }
+            let changed =
+                if intent == Intent::Update { tensor.content.geometry.block(block_idx).raw_bytes } else { 0 };
+            tensor.note_change(changed);
         }
         *stored_bytes = *stored_bytes - before + tensor.content.sums.stored_bytes;
         let revision = match intent {
             Intent::Update => {
-                tensor.refit.last_change = std::time::Instant::now();
                 changed.insert(key.name.clone());
                 directory.count_update(&tensor.table).expect("the table is this tensor's")
             }

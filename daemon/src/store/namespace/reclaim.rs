@@ -1,5 +1,7 @@
 //! What is retired: memory that nobody can find any more, but that a lease may still cover.
 
+use std::time::{Duration, Instant};
+
 use tierpack_shm::directory::Slot;
 use tierpack_shm::epoch::{Leases, Stamp};
 use tierpack_shm::message::{ErrorCode, Refusal};
@@ -13,7 +15,7 @@ use crate::store::content::{Leftover, RetiredIndex};
 #[derive(Debug)]
 pub(super) struct Retired {
     stamp: Stamp,
-    since: std::time::Instant,
+    since: Instant,
     slot_idx: SlotIdx,
     data: Vec<Extent>,
     directory: Vec<Extent>,
@@ -28,7 +30,38 @@ impl Retired {
     }
 }
 
+/// What one session holds back by its leases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Holds {
+    pub(crate) bytes: u64,
+    /// How long the oldest of it has been retired.
+    pub(crate) age: Duration,
+}
+
 impl Namespace {
+    /// What each attached session holds back now, by the numbers of the sessions; those that hold nothing are left out.
+    pub(crate) fn holders(&self) -> Vec<(u64, Holds)> {
+        let inner = self.inner.lock();
+        if inner.retired.is_empty() {
+            return Vec::new();
+        }
+        let holds = inner.pages.iter().map(|(session, page)| {
+            let leases = Leases::scan(page.leases());
+            let held = inner.retired.iter().filter(|retired| leases.hold(retired.stamp, retired.slot_idx));
+            let holds = held.fold(Holds::default(), |sum, retired| Holds {
+                bytes: sum.bytes + retired.data_bytes(),
+                age: sum.age.max(retired.since.elapsed()),
+            });
+            (*session, holds)
+        });
+        holds.filter(|(_, holds)| *holds != Holds::default()).collect()
+    }
+
+    /// Bytes that are retired and not free yet.
+    pub(in crate::store) fn held_bytes(&self) -> u64 {
+        self.inner.lock().held_bytes()
+    }
+
     /// Frees what no lease holds any more; says whether it freed something, and whether something is still held.
     pub(in crate::store) fn reclaim(&self) -> (bool, bool) {
         let mut inner = self.inner.lock();
@@ -65,7 +98,7 @@ impl Inner {
         let stamp = self.step()?;
         self.retired.push_back(Retired {
             stamp,
-            since: std::time::Instant::now(),
+            since: Instant::now(),
             slot_idx: tensor.slot.idx(),
             data: tensor.content.into_extents().collect(),
             directory: vec![tensor.table, tensor.generations],
@@ -81,7 +114,7 @@ impl Inner {
         if data.is_empty() && indexes.is_empty() {
             return Ok(());
         }
-        let (stamp, since) = (self.step()?, std::time::Instant::now());
+        let (stamp, since) = (self.step()?, Instant::now());
         self.retired.push_back(Retired {
             stamp,
             since,

@@ -1,7 +1,7 @@
 //! A visible tensor: its content, where the directory keeps it, and how it drifts.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tierpack_kernels::geometry::Geometry;
@@ -9,11 +9,22 @@ use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::directory::{Directory, Slot};
 use tierpack_shm::message::{Drift, Entry, ErrorCode, MAX_CHUNK_BYTES, RefitState, Refusal};
 use tierpack_shm::sync::{AtomicU64, Ordering};
-use tierpack_shm::types::{CodecId, Extent, SlotIdx};
+use tierpack_shm::types::{CodecChoice, CodecId, Extent, SlotIdx};
 
 use super::{Inner, Namespace};
 use crate::store::Outcome;
 use crate::store::content::Content;
+
+/// How long overlays wait for more of them before they are folded.
+const FOLD_AFTER: Duration = Duration::from_millis(500);
+/// A tensor is looked at once this part of it has changed, one in so many bytes.
+const CHANGED_SHARE: u64 = 10;
+/// How long after a look the next one may come.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
+
+/// How long a tensor is left alone after a step that failed: doubled each time, so often at most.
+const BACK_OFF: Duration = Duration::from_secs(1);
+const MAX_DOUBLINGS: u32 = 8;
 
 /// A tensor that is visible.
 #[derive(Debug)]
@@ -35,7 +46,6 @@ pub(crate) struct RefitRecord {
     pub(crate) blocks_left: u64,
     /// Raw bytes that changed since its last look.
     pub(crate) changed_bytes: u64,
-    pub(crate) last_change: Instant,
     pub(crate) last_look: Option<Instant>,
     pub(crate) predicted_bytes: u64,
     pub(crate) predicted_codec: Option<CodecId>,
@@ -43,6 +53,21 @@ pub(crate) struct RefitRecord {
     pub(crate) reencoded_bytes: u64,
     pub(crate) last_refit: Option<Instant>,
     pub(crate) last_failure: Option<String>,
+    /// When a step for it failed: it is left alone for a while.
+    failed_at: Option<Instant>,
+    /// How often in a row.
+    pub(crate) failures: u32,
+    /// Since when it has overlays.
+    overlaid_since: Option<Instant>,
+}
+
+/// What the background thread is to do with a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// Its overlays go into its blocks.
+    Fold,
+    /// A sample of it is fitted.
+    Look,
 }
 
 /// Names one publication of one tensor.
@@ -76,7 +101,6 @@ impl Tensor {
             state: RefitState::Idle,
             blocks_left: 0,
             changed_bytes,
-            last_change: Instant::now(),
             last_look: None,
             predicted_bytes: 0,
             predicted_codec: None,
@@ -84,6 +108,9 @@ impl Tensor {
             reencoded_bytes: 0,
             last_refit: None,
             last_failure: None,
+            failed_at: None,
+            failures: 0,
+            overlaid_since: None,
         };
         Self { content, slot, publication, table, generations, writing: Arc::default(), refit }
     }
@@ -93,12 +120,40 @@ impl Tensor {
         self.refit.changed_bytes > 0 || !self.content.overlaid.is_empty()
     }
 
+    /// What the background thread is to do now.
+    fn due(&self, is_auto: bool) -> Option<Due> {
+        let is_past = |since: Option<Instant>, time| since.is_none_or(|since| since.elapsed() >= time);
+        let back_off = BACK_OFF.saturating_mul(1 << self.refit.failures.min(MAX_DOUBLINGS));
+        if self.refit.failures > 0 && !is_past(self.refit.failed_at, back_off) {
+            return None;
+        }
+        if !self.content.overlaid.is_empty() {
+            return is_past(self.refit.overlaid_since, FOLD_AFTER).then_some(Due::Fold);
+        }
+        let has_drifted =
+            self.refit.changed_bytes >= self.content.geometry.raw_bytes().div_ceil(CHANGED_SHARE).max(1);
+        let is_due = is_auto && has_drifted && self.refit.state == RefitState::Idle;
+        (is_due && is_past(self.refit.last_look, LOOK_AFTER)).then_some(Due::Look)
+    }
+
+    /// Notes that its blocks changed.
+    pub(super) fn note_change(&mut self, raw_bytes: u64) {
+        let now = Instant::now();
+        self.refit.changed_bytes = self.refit.changed_bytes.saturating_add(raw_bytes);
+        if self.content.overlaid.is_empty() {
+            self.refit.overlaid_since = None;
+        } else {
+            self.refit.overlaid_since.get_or_insert(now);
+        }
+    }
+
     pub(super) fn slot_ref(&self) -> SlotRef {
         SlotRef { address: self.slot.address(), idx: self.slot.idx(), publication: self.publication }
     }
 
-    pub(super) fn key(&self, name: &str) -> Key {
-        Key { name: name.to_owned(), slot_idx: self.slot.idx(), publication: self.publication }
+    fn target(&self, name: &str) -> Target {
+        let key = Key { name: name.to_owned(), slot_idx: self.slot.idx(), publication: self.publication };
+        Target { key, geometry: self.content.geometry, writing: Arc::clone(&self.writing) }
     }
 
     pub(super) fn words<'d>(&self, directory: &'d Directory) -> &'d [AtomicU64] {
@@ -153,6 +208,37 @@ impl Tensor {
 }
 
 impl Namespace {
+    /// The tensors with something to do for the background thread.
+    pub(crate) fn due(&self, is_auto: bool) -> Vec<(Target, Due)> {
+        let inner = &mut *self.inner.lock();
+        let (mut found, tensors) = (Vec::new(), &inner.tensors);
+        inner.changed.retain(|name| {
+            let Some(tensor) = tensors.get(name) else { return false };
+            if let Some(due) = tensor.due(is_auto) {
+                found.push((tensor.target(name), due));
+            }
+            tensor.is_due()
+        });
+        found
+    }
+
+    /// Notes that a step for a tensor failed: it is looked at again later.
+    pub(crate) fn note_failure(&self, key: &Key) {
+        let mut inner = self.inner.lock();
+        if let Ok(tensor) = self.keyed(&mut inner, key) {
+            tensor.refit.failed_at = Some(Instant::now());
+            tensor.refit.failures = tensor.refit.failures.saturating_add(1);
+            tensor.refit.changed_bytes = tensor.content.geometry.raw_bytes();
+            inner.changed.insert(key.name.clone());
+        }
+    }
+
+    /// What the put of a tensor asked for.
+    pub(crate) fn choice(&self, key: &Key) -> Outcome<CodecChoice> {
+        let mut inner = self.inner.lock();
+        Ok(self.keyed(&mut inner, key)?.content.choice)
+    }
+
     /// A tensor to change; `slot` is the publication that the caller knows, if it knows one.
     pub(crate) fn target(&self, name: &str, slot: Option<SlotRef>) -> Outcome<Target> {
         let inner = self.inner.lock();
@@ -160,8 +246,7 @@ impl Namespace {
         if slot.is_some_and(|slot| slot != tensor.slot_ref()) {
             return Err(self.replaced(name));
         }
-        let (key, geometry) = (tensor.key(name), tensor.content.geometry);
-        Ok(Target { key, geometry, writing: Arc::clone(&tensor.writing) })
+        Ok(tensor.target(name))
     }
 
     pub(crate) fn drift(&self, key: &Key) -> Outcome<Drift> {
