@@ -17,6 +17,8 @@ pub struct Extents {
     by_len: BTreeSet<(u64, u64)>,
     /// Segment index to (first unit, units) that the allocator may give there.
     segments: BTreeMap<usize, (u64, u64)>,
+    /// Segments of which nothing is given, so that they empty; their free runs are not in `by_len`.
+    closed: BTreeSet<usize>,
     used: u64,
 }
 
@@ -24,6 +26,13 @@ pub struct Extents {
 pub fn units_for(len_bytes: u64) -> Option<u32> {
     let units = len_bytes.div_ceil(UNIT_BYTES).max(1);
     if units > SEGMENT_SPAN_UNITS { None } else { u32::try_from(units).ok() }
+}
+
+impl Extent {
+    /// Index of the segment that it lies in.
+    pub const fn segment_idx(&self) -> usize {
+        crate::types::index(self.offset / SEGMENT_SPAN_UNITS)
+    }
 }
 
 impl Extents {
@@ -47,7 +56,39 @@ impl Extents {
         if let Some((start, units)) = self.segments.remove(&index) {
             self.remove_run(start, units);
         }
+        self.closed.remove(&index);
         true
+    }
+
+    /// Gives nothing of a segment any more, so that it empties.
+    pub fn close_segment(&mut self, index: usize) {
+        if self.closed.insert(index) {
+            for (start, len) in self.runs_of(index) {
+                self.by_len.remove(&(len, start));
+            }
+        }
+    }
+
+    /// Gives of a segment again.
+    pub fn open_segment(&mut self, index: usize) {
+        if self.closed.remove(&index) {
+            for (start, len) in self.runs_of(index) {
+                self.by_len.insert((len, start));
+            }
+        }
+    }
+
+    /// The free runs of a segment, closed or not.
+    fn runs_of(&self, index: usize) -> Vec<(u64, u64)> {
+        let (start, units) = self.segments.get(&index).copied().unwrap_or_default();
+        self.by_start.range(start..start + units).map(|(&start, &len)| (start, len)).collect()
+    }
+
+    /// Bytes in use of a segment.
+    pub fn segment_used_bytes(&self, index: usize) -> u64 {
+        let (_, units) = self.segments.get(&index).copied().unwrap_or_default();
+        let free: u64 = self.runs_of(index).iter().map(|(_, len)| len).sum();
+        (units - free) * UNIT_BYTES
     }
 
     /// Whether nothing in segment `index` is used.
@@ -104,7 +145,9 @@ impl Extents {
 
     fn insert_run(&mut self, start: u64, len: u64) {
         self.by_start.insert(start, len);
-        self.by_len.insert((len, start));
+        if !self.closed.contains(&crate::types::index(start / SEGMENT_SPAN_UNITS)) {
+            self.by_len.insert((len, start));
+        }
     }
 
     fn remove_run(&mut self, start: u64, len: u64) {
@@ -142,6 +185,27 @@ mod tests {
         assert!(extents.allocate(whole + 1).is_none());
         assert!(extents.remove_segment_if_free(0) && extents.remove_segment_if_free(1));
         assert_eq!(extents.longest_free_bytes(), 0);
+    }
+
+    #[test]
+    fn a_closed_segment_takes_back_and_gives_nothing() {
+        let mut extents = Extents::default();
+        extents.add_segment(0, 0, 1 << 20);
+        let (a, b) = (extents.allocate(100).unwrap(), extents.allocate(50).unwrap());
+        extents.close_segment(0);
+        assert!(extents.allocate(1).is_none());
+        extents.free(a);
+        assert!(extents.allocate(1).is_none() && !extents.is_segment_free(0));
+        assert_eq!(extents.segment_used_bytes(0), 50 * UNIT_BYTES);
+        extents.open_segment(0);
+        let c = extents.allocate(100).unwrap();
+        assert_eq!(c.offset, 0, "the freed run is given again");
+        extents.free(c);
+        extents.close_segment(0);
+        extents.free(b);
+        assert!(extents.is_segment_free(0) && extents.remove_segment_if_free(0));
+        extents.add_segment(0, 0, 1 << 20);
+        assert!(extents.allocate(1).is_some(), "a new segment at the index is open");
     }
 
     #[test]

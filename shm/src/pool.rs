@@ -109,6 +109,21 @@ impl Pool {
         self.segments().map(|(idx, _)| idx).filter(|idx| self.extents.is_segment_free(*idx)).collect()
     }
 
+    /// Gives nothing of a segment any more, so that it empties.
+    pub fn close_segment(&mut self, segment_idx: usize) {
+        self.extents.close_segment(segment_idx);
+    }
+
+    /// Gives of a segment again.
+    pub fn open_segment(&mut self, segment_idx: usize) {
+        self.extents.open_segment(segment_idx);
+    }
+
+    /// Bytes in use of a segment.
+    pub fn segment_used_bytes(&self, segment_idx: usize) -> u64 {
+        self.extents.segment_used_bytes(segment_idx)
+    }
+
     /// An extent for `len_bytes`; `None` when no free run holds it.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! The background thread: folds overlays, refits tensors that have drifted.
+//! The background thread: folds overlays, refits tensors that have drifted, empties segments of which little is used.
 //!
 //! It works in steps of at most one block, and sleeps between them so that it takes no more than its share of one core.
 //! It waits while readers hold back more retired memory than `max_held_percent` allows.
@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use tierpack_shm::message::{ErrorCode, RefitState, Refusal};
 use tierpack_shm::stats::BackgroundStats;
 
+use super::compact::Compaction;
 use super::namespace::{Due, Namespace, Target};
 use super::refit::{RefitTask, end_refit};
 use super::update::Workspace;
@@ -27,6 +28,8 @@ use crate::shutdown::Shutdown;
 
 /// How often it looks for something to do.
 const TICK: Duration = Duration::from_millis(50);
+/// How often it looks for segments to empty.
+const ROOM_TICK: Duration = Duration::from_secs(1);
 /// The shortest sleep that is worth one.
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
@@ -100,6 +103,7 @@ impl BackgroundThread {
             gain_percent: config.refit_gain_percent(),
             cpu_percent: u32::try_from(config.refit_cpu_percent()).unwrap_or(100),
             jobs: VecDeque::new(),
+            compaction: None,
             work: Workspace::default(),
             debt: Duration::ZERO,
         };
@@ -148,6 +152,8 @@ struct Background {
     gain_percent: u64,
     cpu_percent: u32,
     jobs: VecDeque<Job>,
+    /// The segment that is being emptied: one at a time.
+    compaction: Option<Compaction>,
     work: Workspace,
     /// Time that it has yet to sleep for what it has worked.
     debt: Duration,
@@ -155,10 +161,11 @@ struct Background {
 
 impl Background {
     fn run(&mut self) {
-        let mut next_look = Instant::now();
+        let (mut next_look, mut next_room) = (Instant::now(), Instant::now() + ROOM_TICK);
         while !self.shutdown.is_triggered() {
-            let wait = if self.jobs.is_empty() { TICK } else { self.debt.min(TICK) };
-            if self.jobs.is_empty() || self.debt >= LEAST_SLEEP {
+            let is_idle = self.jobs.is_empty() && self.compaction.as_ref().is_none_or(Compaction::is_waiting);
+            let wait = if is_idle { TICK } else { self.debt.min(TICK) };
+            if is_idle || self.debt >= LEAST_SLEEP {
                 let slept = Instant::now();
                 match self.tasks.recv_timeout(wait) {
                     Ok(task) => self.jobs.push_back(Job::Begin(task)),
@@ -172,10 +179,16 @@ impl Background {
                 next_look = Instant::now() + TICK;
                 self.look_around();
             }
-            if self.jobs.is_empty() {
+            if Instant::now() >= next_room {
+                next_room = Instant::now() + ROOM_TICK;
+                self.look_for_room();
+            }
+            if self.jobs.is_empty() && self.compaction.is_none() {
                 self.store.background.note(|done| done.state = "idle");
-            } else if self.debt < LEAST_SLEEP {
+            }
+            if self.debt < LEAST_SLEEP {
                 self.step();
+                self.compact();
             }
         }
     }
@@ -196,10 +209,45 @@ impl Background {
         }
     }
 
+    /// Looks for memory that could return to the system.
+    fn look_for_room(&mut self) {
+        self.store.trim_resting();
+        if self.compaction.is_none() && !self.is_held() {
+            let namespaces = self.store.namespaces();
+            self.compaction = namespaces.iter().find_map(|namespace| self.store.compaction(namespace));
+        }
+    }
+
+    /// One step of the compaction under way.
+    fn compact(&mut self) {
+        let Some(mut compaction) = self.compaction.take() else { return };
+        let started = Instant::now();
+        if self.is_held() || self.store.compact(&mut compaction, &mut self.work) {
+            self.compaction = Some(compaction);
+        }
+        self.store.reclaim();
+        self.pay(started);
+    }
+
+    /// Notes how long it has to sleep for what it has worked since `started`.
+    fn pay(&mut self, started: Instant) {
+        self.debt += started.elapsed() * (100 - self.cpu_percent) / self.cpu_percent;
+    }
+
+    /// Whether readers hold back too much for another block to be stored anew.
+    fn is_held(&self) -> bool {
+        self.store.held_bytes() > self.store.max_held_bytes
+    }
+
     /// One step of the next job; what is not finished goes to the end of the line.
     fn step(&mut self) {
         let Some(job) = self.jobs.pop_front() else { return };
-        if self.is_held(&job) {
+        if self.is_held() {
+            let (namespace, target) = job.of();
+            if matches!(job, Job::Refit { .. } | Job::Begin(_)) {
+                let noted = namespace.record(&target.key, |record| record.state = RefitState::Held);
+                let _ = noted.is_ok();
+            }
             self.jobs.push_back(job);
             // Nothing but the end of leases helps: sleep as if it had worked.
             self.debt += TICK;
@@ -225,18 +273,7 @@ impl Background {
             Err(refusal) => fail(&namespace, &target, &refusal),
         }
         self.store.reclaim();
-        self.debt += started.elapsed() * (100 - self.cpu_percent) / self.cpu_percent;
-    }
-
-    /// Whether readers hold back too much for another block to be stored anew.
-    fn is_held(&self, job: &Job) -> bool {
-        let (namespace, target) = job.of();
-        let is_held = self.store.held_bytes() > self.store.max_held_bytes;
-        if is_held && matches!(job, Job::Refit { .. } | Job::Begin(_)) {
-            let noted = namespace.record(&target.key, |record| record.state = RefitState::Held);
-            let _ = noted.is_ok();
-        }
-        is_held
+        self.pay(started);
     }
 
     fn carry_out(&mut self, job: Job) -> Outcome<Option<Job>> {

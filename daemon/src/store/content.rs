@@ -332,6 +332,27 @@ impl Content {
         self.generations.take_unused(&mut self.sums, leftover);
     }
 
+    /// Moves a block whose bytes stay what they are; gives the extent that it leaves.
+    pub(crate) fn relocate(&mut self, block_idx: u64, extent: Extent) -> Extent {
+        std::mem::replace(&mut self.blocks[index(block_idx)].extent, extent)
+    }
+
+    /// Moves the metadata of a generation; gives the extent that it leaves.
+    pub(crate) fn relocate_metadata(&mut self, generation_idx: u8, extent: Extent) -> Extent {
+        let found = self.generations.live.iter_mut().find(|(idx, _)| *idx == generation_idx);
+        let (_, metadata) = found.expect("the caller has found it, under the same lock");
+        std::mem::replace(&mut metadata.extent, extent)
+    }
+
+    /// The blocks of which something lies in a segment.
+    pub(crate) fn blocks_in(&self, segment_idx: usize) -> Vec<u64> {
+        let is_in = |block: &StoredBlock| {
+            let mut extents = block.overlays.iter().map(|overlay| &overlay.extent).chain([&block.extent]);
+            extents.any(|extent| extent.segment_idx() == segment_idx)
+        };
+        (0..).zip(&self.blocks).filter(|(_, block)| is_in(block)).map(|(block_idx, _)| block_idx).collect()
+    }
+
     /// Puts an overlay over a block.
     pub(crate) fn cover(&mut self, block_idx: u64, overlay: StoredOverlay) {
         self.sums.stored_bytes += overlay.extent.len_bytes();

@@ -33,6 +33,7 @@ mod admin;
 pub(crate) mod background;
 pub(crate) mod budget;
 mod coding;
+mod compact;
 mod content;
 pub(crate) mod decoding;
 pub(crate) mod file_metadata;
@@ -288,15 +289,25 @@ impl Store {
     ///
     /// Says whether some are on their way.
     pub(crate) fn trim(&self, keep: usize) -> bool {
+        self.all_namespaces().iter().fold(false, |any, namespace| self.trim_one(namespace, keep) | any)
+    }
+
+    /// As [`Store::trim`], in one namespace.
+    fn trim_one(&self, namespace: &Namespace, keep: usize) -> bool {
         let mut any = false;
-        for namespace in self.all_namespaces() {
-            namespace.take_free_segments(keep, |id, segment| {
-                any = true;
-                self.budget.start_return(segment.len());
-                self.events.send(Event::Retire { namespace: namespace.id.namespace, id, segment });
-            });
-        }
+        namespace.take_free_segments(keep, |id, segment| {
+            any = true;
+            self.budget.start_return(segment.len());
+            self.events.send(Event::Retire { namespace: namespace.id.namespace, id, segment });
+        });
         any
+    }
+
+    /// Returns the spare segments of namespaces in which nothing was stored since the last call.
+    fn trim_resting(&self) {
+        for namespace in self.all_namespaces().iter().filter(|namespace| namespace.is_resting()) {
+            self.trim_one(namespace, 0);
+        }
     }
 
     /// Ends the return of a segment: no client maps it any more.

@@ -34,11 +34,11 @@ use tensor::Tensor;
 pub(crate) use tensor::{Due, Key, Target};
 
 #[derive(Debug)]
-struct Inner {
+pub(super) struct Inner {
     access: Access,
-    data: Pool,
+    pub(super) data: Pool,
     directory: Directory,
-    tensors: BTreeMap<String, Tensor>,
+    pub(super) tensors: BTreeMap<String, Tensor>,
     /// Stored bytes of `tensors`.
     stored_bytes: u64,
     retired: VecDeque<Retired>,
@@ -52,6 +52,8 @@ struct Inner {
     pages: Vec<(u64, Arc<ClientPage>)>,
     /// Puts under way.
     puts: u64,
+    /// Whether something was allocated since the background thread last looked.
+    was_used: bool,
     /// Whether it was removed: nothing can be published any more.
     is_removed: bool,
 }
@@ -63,7 +65,7 @@ pub(crate) struct Namespace {
     pub(crate) name: String,
     /// Held by whoever makes a segment, so that two do not.
     pub(super) growing: Mutex<()>,
-    inner: Mutex<Inner>,
+    pub(super) inner: Mutex<Inner>,
 }
 
 /// What `open` tells: see `Reply::Opened`.
@@ -87,6 +89,7 @@ impl Namespace {
             was_published: false,
             pages: Vec::new(),
             puts: 0,
+            was_used: false,
             is_removed: false,
         };
         Self { id, name, growing: Mutex::new(()), inner: Mutex::new(inner) }
@@ -94,7 +97,14 @@ impl Namespace {
 
     /// Takes an extent of the data segments; `None` when they have no room.
     pub(super) fn allocate(&self, len: u64) -> Option<Fresh> {
-        self.inner.lock().data.allocate(len)
+        let mut inner = self.inner.lock();
+        inner.was_used = true;
+        inner.data.allocate(len)
+    }
+
+    /// Whether nothing was allocated since the last call.
+    pub(super) fn is_resting(&self) -> bool {
+        !std::mem::take(&mut self.inner.lock().was_used)
     }
 
     /// Gives back extents that were never published.

@@ -49,6 +49,8 @@ pub(crate) enum Stored {
     Block(StoredBlock),
     /// An overlay over it.
     Overlay(StoredOverlay),
+    /// The same bytes in another place; the block has no overlays.
+    Moved(Extent),
 }
 
 impl Change {
@@ -56,6 +58,7 @@ impl Change {
         match self.to {
             Stored::Block(block) => block.extent,
             Stored::Overlay(overlay) => overlay.extent,
+            Stored::Moved(extent) => extent,
         }
     }
 
@@ -63,6 +66,7 @@ impl Change {
         match &self.to {
             Stored::Block(block) => block.extent.len_bytes(),
             Stored::Overlay(overlay) => overlay.extent.len_bytes(),
+            Stored::Moved(extent) => extent.len_bytes(),
         }
     }
 }
@@ -238,6 +242,10 @@ impl Namespace {
                     let (offset, generation_idx) = (overlay.extent.offset(), from.generation_idx());
                     BlockWord::resident(offset, generation_idx, BlockWord::OVERLAY, sequence)
                 }
+                Stored::Moved(extent) => {
+                    let flags = from.bits() & BlockWord::RAW;
+                    BlockWord::resident(extent.offset(), from.generation_idx(), flags, sequence)
+                }
             };
             if publish_word(word, from, to).is_err() {
                 missed.push(block_idx);
@@ -248,6 +256,9 @@ impl Namespace {
             match change.to {
                 Stored::Block(block) => tensor.content.replace(block_idx, block, &mut leftover),
                 Stored::Overlay(overlay) => tensor.content.cover(block_idx, overlay),
+                Stored::Moved(extent) => {
+                    leftover.extents.push(tensor.content.relocate(block_idx, extent));
+                }
             }
             let changed =
                 if intent == Intent::Update { tensor.content.geometry.block(block_idx).raw_bytes } else { 0 };
@@ -278,7 +289,7 @@ impl Namespace {
         let content = &inner.tensors[&key.name].content;
         let replaced = |change: &Change| match &change.to {
             Stored::Block(_) => content.block(change.block_idx).map_or(0, StoredBlock::stored_bytes),
-            Stored::Overlay(_) => 0,
+            Stored::Overlay(_) | Stored::Moved(_) => 0,
         };
         let more: u64 = changes.iter().map(Change::len_bytes).sum();
         let less: u64 = changes.iter().map(replaced).sum();

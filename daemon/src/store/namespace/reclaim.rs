@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use tierpack_shm::directory::Slot;
 use tierpack_shm::epoch::{Leases, Stamp};
 use tierpack_shm::message::{ErrorCode, Refusal};
-use tierpack_shm::types::{Extent, SlotIdx};
+use tierpack_shm::types::{Extent, SlotIdx, index};
 
-use super::{Inner, Namespace, Tensor};
+use super::{Inner, Key, Namespace, Tensor};
 use crate::store::Outcome;
 use crate::store::content::{Leftover, RetiredIndex};
 
@@ -125,6 +125,29 @@ impl Inner {
             indexes,
         });
         Ok(())
+    }
+
+    /// Moves the metadata of a generation to where there is room; says whether there was.
+    ///
+    /// Readers find the old bytes or the new ones, which are the same.
+    pub(in crate::store) fn move_generation(
+        &mut self,
+        key: &Key,
+        generation_idx: u8,
+        (number, len): (u32, u32),
+    ) -> Outcome<bool> {
+        let Self { tensors, data, directory, .. } = self;
+        let tensor = tensors.get_mut(&key.name).expect("the caller has found it, under the same lock");
+        let found = tensor.content.generations.get(generation_idx);
+        let old = &found.expect("the caller has found it, under the same lock").extent;
+        let Some(mut fresh) = data.allocate(u64::from(len)) else { return Ok(false) };
+        fresh.write(0, &data.bytes(old).expect("the extent is this tensor's")[..index(u64::from(len))]);
+        let extent = fresh.freeze();
+        let set = directory.set_generation(&tensor.generations, generation_idx, (number, len), &extent);
+        set.expect("the table is this tensor's");
+        let extents = vec![tensor.content.relocate_metadata(generation_idx, extent)];
+        self.retire_leftover(key.slot_idx, Leftover { extents, indexes: Vec::new() })?;
+        Ok(true)
     }
 
     fn step(&self) -> Outcome<Stamp> {

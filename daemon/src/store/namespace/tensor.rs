@@ -28,8 +28,8 @@ const MAX_DOUBLINGS: u32 = 8;
 
 /// A tensor that is visible.
 #[derive(Debug)]
-pub(super) struct Tensor {
-    pub(super) content: Content,
+pub(in crate::store) struct Tensor {
+    pub(in crate::store) content: Content,
     pub(super) slot: Slot,
     pub(super) publication: u64,
     pub(super) table: Extent,
@@ -151,7 +151,7 @@ impl Tensor {
         SlotRef { address: self.slot.address(), idx: self.slot.idx(), publication: self.publication }
     }
 
-    fn target(&self, name: &str) -> Target {
+    pub(in crate::store) fn target(&self, name: &str) -> Target {
         let key = Key { name: name.to_owned(), slot_idx: self.slot.idx(), publication: self.publication };
         Target { key, geometry: self.content.geometry, writing: Arc::clone(&self.writing) }
     }
@@ -262,7 +262,7 @@ impl Namespace {
     }
 
     /// The tensor of a key, while it is the same publication.
-    pub(super) fn keyed<'i>(&self, inner: &'i mut Inner, key: &Key) -> Outcome<&'i mut Tensor> {
+    pub(in crate::store) fn keyed<'i>(&self, inner: &'i mut Inner, key: &Key) -> Outcome<&'i mut Tensor> {
         let tensor = inner.tensors.get_mut(&key.name).ok_or_else(|| self.not_found(&key.name))?;
         if (tensor.slot.idx(), tensor.publication) == (key.slot_idx, key.publication) {
             return Ok(tensor);
