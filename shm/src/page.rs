@@ -60,7 +60,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The sum of two.
+    /// The sum of two; it wraps, since clients write what they like.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {

@@ -24,6 +24,10 @@ pub struct Stats {
     pub transfers: u64,
     /// Requests by outcome since the start.
     pub requests: RequestStats,
+    /// What clients have counted since the start, those that are gone included.
+    ///
+    /// Only good for looking at: a client writes its own counters as it likes, so the sums wrap.
+    pub reads: Counts,
 }
 
 /// Memory of the pool, in bytes.
@@ -122,6 +126,7 @@ impl Stats {
             sessions: Vec::new(),
             transfers: 0,
             requests: RequestStats::default(),
+            reads: Counts::default(),
         }
     }
 }
