@@ -24,15 +24,22 @@ fn path(daemon: &Daemon) -> PathBuf {
     stats_socket::path_beside(&daemon.socket())
 }
 
-/// Many tensors, and clients that are attached to a namespace whose name is 1530 bytes of JSON: a document of several
-/// hundred KiB, which no socket's buffer holds.
+/// Many tensors, and clients that are attached to namespaces of long names: a document of several hundred KiB, which
+/// no socket's buffer holds.
 fn crowd(daemon: &Daemon, n_tensors: u32, n_clients: usize) -> Vec<Client> {
     let client = daemon.client();
-    (0..n_tensors).for_each(|n| client.put(&n.to_string(), Dtype::U8, &[1], &[1]).unwrap());
-    let name = "\u{1}".repeat(255);
-    client.namespace(&name).unwrap().put("a", Dtype::U8, &[1], &[1]).unwrap();
-    let clients = (0..n_clients).map(|_| daemon.client().namespace(&name).unwrap());
-    clients.inspect(|client| assert_eq!(client.get("a").unwrap().as_bytes(), [1])).collect()
+    for n in 0..n_tensors {
+        client.put(&n.to_string(), Dtype::U8, &[1], &[1]).unwrap();
+    }
+    let names: Vec<String> = (0..3).map(|n| format!("{n}{}", "\"".repeat(254))).collect();
+    for name in &names {
+        client.namespace(name).unwrap().put("a", Dtype::U8, &[1], &[1]).unwrap();
+    }
+    let clients: Vec<Client> = (0..n_clients).map(|_| daemon.client()).collect();
+    for (client, name) in clients.iter().flat_map(|client| names.iter().map(move |name| (client, name))) {
+        assert_eq!(client.namespace(name).unwrap().get("a").unwrap().as_bytes(), [1]);
+    }
+    clients
 }
 
 /// A gather of one row, at the 99th percentile.
@@ -56,15 +63,11 @@ fn send_junk(path: &Path) {
     drop((0..10).try_for_each(|_| stream.write_all(&junk)));
 }
 
-/// A byte a second, until the daemon has had enough.
+/// A byte a second, until the daemon has hung up: what the socket holds by then would take days.
 fn read_slowly(path: &Path) {
     let mut stream = connect(path);
-    let mut byte = [0];
-    while stream.read(&mut byte).is_ok_and(|n| n > 0) {
+    while stream.read(&mut [0]).is_ok_and(|n| n > 0) && stream.write(b"x").is_ok() {
         thread::sleep(Duration::from_secs(1));
-        if stream.peer_addr().is_err() || stream.write(b"x").is_err() {
-            return;
-        }
     }
 }
 

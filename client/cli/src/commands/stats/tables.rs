@@ -15,7 +15,12 @@ pub(super) fn write(stats: &Stats, rates: Option<&Rates>, out: &mut dyn Write) -
     for (what, value) in daemon_rows(stats) {
         daemon.row(vec![what.to_owned(), value]);
     }
-    for table in [daemon, rates::table(stats, rates), namespaces(stats)] {
+    let mut tables = [daemon, rates::table(stats, rates), namespaces(stats)];
+    if rates.is_some() {
+        // What changes stands where a small terminal shows it.
+        tables.swap(0, 1);
+    }
+    for table in tables {
         table.write(out)?;
         writeln!(out)?;
     }
