@@ -25,7 +25,8 @@ impl Response {
     /// When it is missing.
     pub fn header(&self, name: &str) -> &str {
         let found = self.headers.iter().find(|(found, _)| found == name);
-        &found.unwrap_or_else(|| panic!("no {name} in {:?}", self.headers)).1
+        assert!(found.is_some(), "no {name} in {:?}", self.headers);
+        found.map_or("", |(_, value)| value)
     }
 }
 
@@ -92,5 +93,6 @@ pub fn metrics(socket: &Path) -> String {
 /// When it is missing or no whole number.
 pub fn sample(metrics: &str, name: &str) -> u64 {
     let found = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    found.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().expect("a whole number")
+    assert!(found.is_some(), "no {name} in {metrics}");
+    found.unwrap_or_default().parse().expect("a whole number")
 }

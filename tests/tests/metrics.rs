@@ -20,15 +20,17 @@ fn path(daemon: &Daemon) -> PathBuf {
 
 /// Puts a tensor, gets it once and gathers three rows.
 fn put_and_read(client: &Client) {
-    client.put("a", Dtype::U32, &[4, 4], &[7; 64]).unwrap();
-    let handle = client.open("a").unwrap();
-    handle.get().unwrap();
-    handle.gather(&[1_u8, 2, 3]).unwrap();
+    client.put("a", Dtype::U32, &[4, 4], &[7; 64]).expect("a put");
+    let handle = client.open("a").expect("it is there");
+    handle.get().expect("a get");
+    handle.gather(&[1_u8, 2, 3]).expect("a gather");
 }
 
 /// The lines of README.md's table that these metrics should have.
 fn table(metrics: &str) -> Vec<String> {
-    let (mut help, mut rows): (&str, Vec<(&str, &str, &str, Vec<&str>)>) = ("", Vec::new());
+    let mut help = "";
+    // Name, type, text, and the labels of each sample.
+    let mut rows = Vec::<(&str, &str, &str, Vec<&str>)>::new();
     for line in metrics.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             help = rest.split_once(' ').expect("a name and a text").1;

@@ -29,15 +29,16 @@ fn path(daemon: &Daemon) -> PathBuf {
 fn crowd(daemon: &Daemon, n_tensors: u32, n_clients: usize) -> Vec<Client> {
     let client = daemon.client();
     for n in 0..n_tensors {
-        client.put(&n.to_string(), Dtype::U8, &[1], &[1]).unwrap();
+        client.put(&n.to_string(), Dtype::U8, &[1], &[1]).expect("a put");
     }
     let names: Vec<String> = (0..3).map(|n| format!("{n}{}", "\"".repeat(254))).collect();
     for name in &names {
-        client.namespace(name).unwrap().put("a", Dtype::U8, &[1], &[1]).unwrap();
+        client.namespace(name).expect("a name").put("a", Dtype::U8, &[1], &[1]).expect("a put");
     }
     let clients: Vec<Client> = (0..n_clients).map(|_| daemon.client()).collect();
     for (client, name) in clients.iter().flat_map(|client| names.iter().map(move |name| (client, name))) {
-        assert_eq!(client.namespace(name).unwrap().get("a").unwrap().as_bytes(), [1]);
+        let tensor = client.namespace(name).expect("a name").get("a").expect("a get");
+        assert_eq!(tensor.as_bytes(), [1]);
     }
     clients
 }
@@ -48,7 +49,7 @@ fn p99(handle: &Handle) -> Duration {
     let mut times: Vec<Duration> = (0..20_000_u64)
         .map(|n| {
             let started = Instant::now();
-            handle.gather_into(&[n % 2048], &mut out).unwrap();
+            handle.gather_into(&[n % 2048], &mut out).expect("a gather");
             started.elapsed()
         })
         .collect();

@@ -26,29 +26,29 @@ impl Watch {
         let errors = daemon.dir().join("watch.log");
         let mut command: Command = daemon.command();
         command.args(["stats", "--watch", "--interval", "0.1"]).args(args).stdin(Stdio::null());
-        command.stdout(Stdio::piped()).stderr(File::create(&errors).unwrap());
-        let mut child = command.spawn().unwrap();
+        command.stdout(Stdio::piped()).stderr(File::create(&errors).expect("a log file"));
+        let mut child = command.spawn().expect("start a watch");
         let output = child.stdout.take().map(BufReader::new);
         Self { child, output, errors }
     }
 
     fn line(&mut self) -> String {
         let mut line = String::new();
-        let n = self.output.as_mut().unwrap().read_line(&mut line).unwrap();
+        let n = self.output.as_mut().expect("an open pipe").read_line(&mut line).expect("text");
         assert!(n > 0, "the watch ended: {}", self.errors());
         line
     }
 
     fn document(&mut self) -> Stats {
-        serde_json::from_str(&self.line()).unwrap()
+        serde_json::from_str(&self.line()).expect("a document")
     }
 
     fn errors(&self) -> String {
-        std::fs::read_to_string(&self.errors).unwrap()
+        std::fs::read_to_string(&self.errors).expect("a log file")
     }
 
     fn end(&mut self) -> ExitStatus {
-        eventually("the end of the watch", || self.child.try_wait().unwrap())
+        eventually("the end of the watch", || self.child.try_wait().expect("look at a child"))
     }
 }
 
