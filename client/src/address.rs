@@ -9,13 +9,9 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
 
+pub use tierpack_shm::address::{CONTROL_NAME, MAX_PATH_BYTES};
+
 use crate::error::{Error, Result};
-
-/// The longest path that fits into a Unix socket address: 108 bytes with the terminating zero.
-pub const MAX_PATH_BYTES: usize = 107;
-
-/// The file name of a control socket in the usual places.
-pub const CONTROL_NAME: &str = "control.sock";
 
 /// The control sockets to try, in order.
 #[must_use]

@@ -1,12 +1,11 @@
 //! The daemon's stats socket: one JSON document per connection, even while every worker is busy.
 
-use std::ffi::OsStr;
 use std::io::{ErrorKind, Read};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -14,7 +13,9 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::socket::SockType;
 use nix::sys::stat::Mode;
 
-use crate::address::{CONTROL_NAME, MAX_PATH_BYTES};
+pub use tierpack_shm::address::stats_path as path_beside;
+
+use crate::address::MAX_PATH_BYTES;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result, Tried};
 use crate::wire;
@@ -22,21 +23,6 @@ use crate::wire;
 /// The longest document that is read.
 const MAX_BYTES: usize = 64 << 20;
 const OPERATION: &str = "read the stats";
-
-/// The stats socket that belongs to a control socket: the rule of the daemon.
-///
-/// `stats.sock` beside `control.sock`; beside any other name that name with `.stats` appended.
-#[must_use]
-pub fn path_beside(control: &Path) -> PathBuf {
-    match control.file_name() {
-        Some(name) if name == CONTROL_NAME => control.with_file_name("stats.sock"),
-        name => {
-            let mut stats_name = name.unwrap_or(OsStr::new("")).to_owned();
-            stats_name.push(".stats");
-            control.with_file_name(stats_name)
-        }
-    }
-}
 
 /// Reads the JSON document of the daemon behind the stats socket `path`.
 ///
@@ -110,13 +96,6 @@ mod tests {
             assert!(asked.is_empty());
             conn.write_all(bytes).unwrap();
         })
-    }
-
-    #[test]
-    fn the_path_is_beside_the_control_socket() {
-        let beside = |path: &str| path_beside(Path::new(path)).to_string_lossy().into_owned();
-        assert_eq!(beside("/run/tierpack/control.sock"), "/run/tierpack/stats.sock");
-        assert_eq!(beside("/tmp/a.sock"), "/tmp/a.sock.stats");
     }
 
     #[test]

@@ -7,7 +7,6 @@
 //! because whoever can replace the socket can read every tensor that is put.
 //! The directory of a path that the user gave is the user's business and is taken as it is.
 
-use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, Metadata, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -19,29 +18,7 @@ use nix::unistd::{AccessFlags, faccessat, geteuid};
 
 use crate::error::{Error, Result};
 
-/// The longest path that fits into a Unix socket address: 108 bytes with the terminating zero.
-pub const MAX_PATH_BYTES: usize = 107;
-
-/// The file name of the control socket in each default place.
-pub const CONTROL_NAME: &str = "control.sock";
-
-/// The path of the stats socket that belongs to a control socket.
-///
-/// It lies in the same directory: `stats.sock` beside `control.sock`, and beside any other name that name
-/// with `.stats` appended, so that several daemons can share a directory.
-/// It may be up to 6 bytes longer than the control path, and so too long for a socket address of its own; the
-/// daemon binds it all the same, by way of `/proc/self/fd`.
-#[must_use]
-pub fn stats_path(control: &Path) -> PathBuf {
-    match control.file_name() {
-        Some(name) if name == CONTROL_NAME => control.with_file_name("stats.sock"),
-        name => {
-            let mut stats_name = name.unwrap_or(OsStr::new("")).to_owned();
-            stats_name.push(".stats");
-            control.with_file_name(stats_name)
-        }
-    }
-}
+pub use tierpack_shm::address::{CONTROL_NAME, MAX_PATH_BYTES, stats_path};
 
 /// Makes the path of a control socket absolute and checks it; `origin` names the option that it comes from.
 ///
@@ -233,21 +210,12 @@ mod tests {
     fn paths_need_no_utf8_but_a_name() {
         let raw = PathBuf::from(OsString::from_vec(b"/tmp/\xff\xfe.sock".to_vec()));
         assert_eq!(resolve(&raw, "--socket").unwrap(), raw);
-        assert_eq!(stats_path(&raw).as_os_str().as_bytes(), b"/tmp/\xff\xfe.sock.stats");
         for path in ["", "/", "/tmp/", "/tmp/..", "/tmp/a\0b"] {
             assert!(
                 matches!(resolve(Path::new(path), "x"), Err(Error::SocketPathInvalid { .. })),
                 "{path:?}"
             );
         }
-    }
-
-    #[test]
-    fn stats_socket_is_beside_the_control_socket() {
-        let stats = |control: &str| stats_path(Path::new(control)).to_string_lossy().into_owned();
-        assert_eq!(stats("/run/tierpack/control.sock"), "/run/tierpack/stats.sock");
-        assert_eq!(stats("/tmp/a.sock"), "/tmp/a.sock.stats");
-        assert_eq!(stats("/tmp/stats.sock"), "/tmp/stats.sock.stats");
     }
 
     #[test]

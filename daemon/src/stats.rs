@@ -11,7 +11,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tierpack_shm::page::{ClientPage, Counts};
 use tierpack_shm::socket::Peer;
-use tierpack_shm::stats::{PoolStats, SessionStats, Stats};
+use tierpack_shm::stats::{PoolStats, SessionStats, Stats, TierStats};
 
 use crate::config::{Config, LockMode};
 use crate::server::SOFTWARE;
@@ -30,6 +30,14 @@ struct Seen {
     ended: bool,
 }
 
+/// Under one lock, so that no session counts twice or not at all while it goes.
+#[derive(Debug, Default)]
+struct Sessions {
+    open: BTreeMap<u64, Seen>,
+    /// What sessions that are gone have counted.
+    gone: Counts,
+}
+
 /// The board that everyone writes to.
 #[derive(Debug)]
 pub(crate) struct Board {
@@ -37,7 +45,7 @@ pub(crate) struct Board {
     lock: LockMode,
     store: Arc<Store>,
     transfers: Arc<Transfers>,
-    sessions: Mutex<BTreeMap<u64, Seen>>,
+    sessions: Mutex<Sessions>,
     done: AtomicU64,
     refused: AtomicU64,
     sessions_ended: AtomicU64,
@@ -64,24 +72,28 @@ impl Board {
 
     pub(crate) fn session_opened(&self, session: u64, peer: Peer, software: String) {
         let software = software.chars().take(MAX_SOFTWARE_CHARS).collect();
-        self.sessions.lock().insert(session, Seen { peer, software, attached: Vec::new(), ended: false });
+        let seen = Seen { peer, software, attached: Vec::new(), ended: false };
+        self.sessions.lock().open.insert(session, seen);
     }
 
     pub(crate) fn session_attached(&self, session: u64, namespace: &str, page: &Arc<ClientPage>) {
-        if let Some(seen) = self.sessions.lock().get_mut(&session) {
+        if let Some(seen) = self.sessions.lock().open.get_mut(&session) {
             seen.attached.push((namespace.to_owned(), Arc::clone(page)));
         }
     }
 
     pub(crate) fn session_ended(&self, session: u64) {
         self.sessions_ended.fetch_add(1, Ordering::Relaxed);
-        if let Some(seen) = self.sessions.lock().get_mut(&session) {
+        if let Some(seen) = self.sessions.lock().open.get_mut(&session) {
             seen.ended = true;
         }
     }
 
     pub(crate) fn session_gone(&self, session: u64) {
-        self.sessions.lock().remove(&session);
+        let mut sessions = self.sessions.lock();
+        if let Some(seen) = sessions.open.remove(&session) {
+            sessions.gone = sessions.gone.plus(seen.counts());
+        }
     }
 
     /// Everything, now.
@@ -89,17 +101,26 @@ impl Board {
         let mut stats = Stats::new(SOFTWARE.to_owned(), self.store.instance);
         stats.uptime_s = self.started.elapsed().as_secs_f64();
         stats.namespaces = self.store.namespaces().iter().map(|namespace| namespace.stats()).collect();
-        let holders = self.store.holders();
-        let held = |number: &u64| holders.get(number).copied().unwrap_or_default();
-        stats.sessions =
-            self.sessions.lock().iter().map(|(number, seen)| seen.stats(*number, held(number))).collect();
+        (stats.sessions, stats.reads) = self.sessions();
         stats.background = self.store.background.stats();
         stats.pool = self.pool(&stats);
+        stats.tiers = vec![TierStats::pool(stats.pool.used_bytes, &stats.reads)];
         stats.transfers = self.transfers.len() as u64;
         stats.requests.done = self.done.load(Ordering::Relaxed);
         stats.requests.refused = self.refused.load(Ordering::Relaxed);
         stats.requests.sessions_ended = self.sessions_ended.load(Ordering::Relaxed);
         stats
+    }
+
+    /// The sessions, and what all of them and those before them have counted.
+    fn sessions(&self) -> (Vec<SessionStats>, Counts) {
+        let holders = self.store.holders();
+        let sessions = self.sessions.lock();
+        let held = |number: &u64| holders.get(number).copied().unwrap_or_default();
+        let open = sessions.open.iter().map(|(number, seen)| seen.stats(*number, held(number)));
+        let open: Vec<_> = open.collect();
+        let reads = open.iter().fold(sessions.gone, |sum, session| sum.plus(session.counts));
+        (open, reads)
     }
 
     fn pool(&self, stats: &Stats) -> PoolStats {
@@ -136,10 +157,15 @@ impl Seen {
         stats.software.clone_from(&self.software);
         stats.namespaces = self.attached.iter().map(|(name, _)| name.clone()).collect();
         stats.leases = self.attached.iter().map(|(_, page)| page.leases_taken() as u64).sum();
-        stats.counts = self.attached.iter().fold(Counts::default(), |sum, (_, page)| sum.plus(page.counts()));
+        stats.counts = self.counts();
         stats.held_bytes = holds.bytes;
         stats.held_ms = u64::try_from(holds.age.as_millis()).unwrap_or(u64::MAX);
         stats.ended = self.ended;
         stats
+    }
+
+    /// What a client wrote: the sums wrap instead of ending the daemon.
+    fn counts(&self) -> Counts {
+        self.attached.iter().fold(Counts::default(), |sum, (_, page)| sum.plus(page.counts()))
     }
 }

@@ -1,8 +1,11 @@
-//! The stats socket: one JSON document per connection, from a thread of its own.
+//! The stats socket: the JSON document, or Prometheus metrics over HTTP, from a thread of its own.
 //!
-//! Slow readers cost a buffer and a deadline, never a lock: the document is made whole before it is sent.
+//! A peer that sends nothing gets the document: at once when it has shut down its sending side, else after a short
+//! wait; `GET /metrics` and `GET /stats` are answered as HTTP/1.0.
+//! Slow and hostile peers cost a bounded buffer and a deadline, never a lock: an answer is made whole before it is
+//! sent.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -13,18 +16,27 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result, chain};
+use crate::error::{Error, Result};
 use crate::ownership::Listener;
 use crate::server::accept::accept;
 use crate::shutdown::Shutdown;
 use crate::stats::Board;
 
+mod answer;
+mod metrics;
+mod request;
+
+use answer::Answers;
+use request::{Request, Wish};
+
 /// Readers at a time; one more is closed at once.
 const MAX_READERS: usize = 64;
-/// How long a reader may take.
+/// How long a reader may take, from its connection to the last byte of its answer.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// How often the socket is looked up anew: its file may have been made again.
 const TICK: Duration = Duration::from_millis(500);
+/// Bytes beyond its request that are taken from a peer before its connection is closed.
+const MAX_DISCARDED_BYTES: usize = 64 << 10;
 
 /// The thread and how to end it.
 #[derive(Debug)]
@@ -35,9 +47,14 @@ pub(crate) struct StatsThread {
 
 struct Reader {
     stream: UnixStream,
-    document: Arc<[u8]>,
-    sent: usize,
+    state: State,
     deadline: Instant,
+}
+
+enum State {
+    Asking(Request),
+    Asked(Wish),
+    Answered { answer: Arc<[u8]>, sent: usize },
 }
 
 impl StatsThread {
@@ -76,50 +93,93 @@ fn serve(listener: &Mutex<Listener>, board: &Board, shutdown: &Shutdown) {
             PollFd::new(shutdown.fd(), PollFlags::POLLIN),
             PollFd::new(socket.as_fd(), PollFlags::POLLIN),
         ];
-        fds.extend(readers.iter().map(|reader| PollFd::new(reader.stream.as_fd(), PollFlags::POLLOUT)));
-        match poll(&mut fds, PollTimeout::try_from(TICK).expect("a tick is short")) {
+        fds.extend(readers.iter().map(|reader| PollFd::new(reader.stream.as_fd(), reader.awaited())));
+        match poll(&mut fds, timeout(&readers)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return tracing::error!(error = %errno, "stats are no longer served"),
         }
-        readers.retain_mut(Reader::go_on);
-        while let Ok(fd) = accept(&socket) {
+        readers.retain_mut(Reader::send);
+        for _ in 0..MAX_READERS {
+            let Ok(fd) = accept(&socket) else { break };
             if readers.len() < MAX_READERS {
-                readers.extend(document(board).map(|document| Reader::new(fd.into(), document)));
+                readers.push(Reader::new(fd.into()));
             }
         }
-        readers.retain_mut(Reader::go_on);
+        readers.retain_mut(Reader::listen);
+        // Made after the last request of this turn was read: nobody gets what is older than its request.
+        let mut answers = Answers::new(board);
+        readers.retain_mut(|reader| reader.answer(&mut answers) && reader.send());
     }
 }
 
-fn document(board: &Board) -> Option<Arc<[u8]>> {
-    match serde_json::to_vec(&board.snapshot()) {
-        Ok(mut text) => {
-            text.push(b'\n');
-            Some(text.into())
-        }
-        Err(error) => {
-            tracing::error!(error = chain(&error), "no stats");
-            None
-        }
-    }
+/// Until the next tick, or until a peer has been quiet for long enough.
+fn timeout(readers: &[Reader]) -> PollTimeout {
+    let looks_again = readers.iter().filter_map(|reader| match &reader.state {
+        State::Asking(request) => request.looks_again(),
+        State::Asked(_) | State::Answered { .. } => None,
+    });
+    let now = Instant::now();
+    // The system counts whole milliseconds: one more, so that the moment is past when it wakes.
+    let next = looks_again.min().map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
+    PollTimeout::try_from(next.unwrap_or(TICK).min(TICK)).expect("a tick is short")
 }
 
 impl Reader {
-    fn new(stream: UnixStream, document: Arc<[u8]>) -> Self {
-        Self { stream, document, sent: 0, deadline: Instant::now() + DEADLINE }
+    fn new(stream: UnixStream) -> Self {
+        let now = Instant::now();
+        Self { stream, state: State::Asking(Request::new(now)), deadline: now + DEADLINE }
+    }
+
+    fn awaited(&self) -> PollFlags {
+        match self.state {
+            State::Asking(_) => PollFlags::POLLIN,
+            State::Asked(_) | State::Answered { .. } => PollFlags::POLLOUT,
+        }
+    }
+
+    /// Takes what the peer sends; says whether there is more to do.
+    fn listen(&mut self) -> bool {
+        let State::Asking(request) = &mut self.state else { return true };
+        match request.go_on(&mut self.stream, Instant::now()) {
+            Ok(Some(wish)) => self.state = State::Asked(wish),
+            Ok(None) => return Instant::now() < self.deadline,
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Gives the peer what it asked for; says whether there is more to do.
+    fn answer(&mut self, answers: &mut Answers<'_>) -> bool {
+        let State::Asked(wish) = self.state else { return true };
+        let Some(answer) = answers.get(wish) else { return false };
+        self.state = State::Answered { answer, sent: 0 };
+        true
     }
 
     /// Sends what the peer takes; says whether there is more to do.
-    fn go_on(&mut self) -> bool {
-        while self.sent < self.document.len() {
-            match self.stream.write(&self.document[self.sent..]) {
+    fn send(&mut self) -> bool {
+        let State::Answered { answer, sent } = &mut self.state else { return true };
+        while *sent < answer.len() {
+            match self.stream.write(&answer[*sent..]) {
                 Ok(0) => return false,
-                Ok(sent) => self.sent += sent,
+                Ok(n) => *sent += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Instant::now() < self.deadline,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => return false,
             }
         }
+        self.discard();
         false
+    }
+
+    /// Takes what the peer has sent beyond its request: a close over unread bytes is an error for the peer.
+    fn discard(&mut self) {
+        let mut buf = [0; 1 << 10];
+        let mut left = MAX_DISCARDED_BYTES;
+        while let Ok(1..) = self.stream.read(&mut buf)
+            && left > 0
+        {
+            left = left.saturating_sub(buf.len());
+        }
     }
 }

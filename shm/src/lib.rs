@@ -22,6 +22,8 @@ pub mod types;
 
 // loom's atomics have another layout than the words in shared memory: under `cfg(loom)` only the protocol exists.
 #[cfg(not(loom))]
+pub mod address;
+#[cfg(not(loom))]
 pub mod attachment;
 #[cfg(not(loom))]
 pub mod chunk;

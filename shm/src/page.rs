@@ -39,6 +39,8 @@ pub enum Counter {
     Retries = 4,
     /// Views taken.
     Views = 5,
+    /// Blocks that were looked for in the pool in vain.
+    Misses = 6,
 }
 
 /// The sums of a page's counters.
@@ -57,10 +59,12 @@ pub struct Counts {
     pub retries: u64,
     /// Views taken.
     pub views: u64,
+    /// Blocks that were looked for in the pool in vain.
+    pub misses: u64,
 }
 
 impl Counts {
-    /// The sum of two.
+    /// The sum of two; it wraps, since clients write what they like.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -70,6 +74,7 @@ impl Counts {
             bytes: self.bytes.wrapping_add(other.bytes),
             retries: self.retries.wrapping_add(other.retries),
             views: self.views.wrapping_add(other.views),
+            misses: self.misses.wrapping_add(other.misses),
         }
     }
 }
@@ -157,6 +162,7 @@ impl ClientPage {
             bytes: sum(Counter::Bytes),
             retries: sum(Counter::Retries),
             views: sum(Counter::Views),
+            misses: sum(Counter::Misses),
         }
     }
 

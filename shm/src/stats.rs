@@ -16,6 +16,8 @@ pub struct Stats {
     pub uptime_s: f64,
     /// Memory.
     pub pool: PoolStats,
+    /// Where blocks are, and how often they were found there.
+    pub tiers: Vec<TierStats>,
     /// Every namespace, by name.
     pub namespaces: Vec<NamespaceStats>,
     /// Every session.
@@ -26,6 +28,10 @@ pub struct Stats {
     pub requests: RequestStats,
     /// The thread that folds and refits.
     pub background: BackgroundStats,
+    /// What clients have counted since the start, those that are gone included.
+    ///
+    /// Only good for looking at: a client writes its own counters as it likes, so the sums wrap.
+    pub reads: Counts,
 }
 
 /// Memory of the pool, in bytes.
@@ -88,6 +94,8 @@ pub struct NamespaceStats {
     pub reencoded_bytes: u64,
     /// Tensors whose refit waits or is under way.
     pub refitting: u64,
+    /// Stored bytes that its tensors would take after a refit, by the last look at each; as they are where none was.
+    pub predicted_bytes: u64,
 }
 
 /// One session.
@@ -114,6 +122,28 @@ pub struct SessionStats {
     pub held_ms: u64,
     /// Whether the daemon has ended it and waits for the peer to close.
     pub ended: bool,
+}
+
+/// One tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TierStats {
+    /// Its name: `pool`, the only one yet.
+    pub tier: String,
+    /// Bytes that it holds.
+    pub bytes: u64,
+    /// Whole tensors and rows that were found there.
+    pub hits: u64,
+    /// Blocks that were looked for there in vain.
+    pub misses: u64,
+}
+
+impl TierStats {
+    /// The pool, by what its clients count.
+    pub fn pool(bytes: u64, reads: &Counts) -> Self {
+        let (hits, misses) = (reads.gets.wrapping_add(reads.rows), reads.misses);
+        Self { tier: "pool".to_owned(), bytes, hits, misses }
+    }
 }
 
 /// What the background thread has done since the start.
@@ -158,11 +188,13 @@ impl Stats {
             instance: format!("{instance:016x}"),
             uptime_s: 0.0,
             pool: PoolStats::default(),
+            tiers: Vec::new(),
             namespaces: Vec::new(),
             sessions: Vec::new(),
             transfers: 0,
             requests: RequestStats::default(),
             background: BackgroundStats::default(),
+            reads: Counts::default(),
         }
     }
 }

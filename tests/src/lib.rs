@@ -17,6 +17,7 @@ use tierpack_client::{Client, CodecChoice, CodecId, PutOptions, Stats};
 
 pub mod data;
 pub mod files;
+pub mod http;
 pub mod kept;
 pub mod leaks;
 pub mod memory;

@@ -1,6 +1,9 @@
 //! Standard output that knows when its reader is gone, and one-line messages on standard error.
 
 use std::io::{self, BufWriter, ErrorKind, StdoutLock, Write};
+use std::os::fd::AsFd;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::escape;
 
@@ -29,6 +32,21 @@ impl Output {
     pub(crate) fn finish(&mut self) -> anyhow::Result<()> {
         use anyhow::Context as _;
         self.flush().context("write to standard output")
+    }
+
+    /// Looks whether the reader of a pipe has gone, for a command that has nothing to write for a while.
+    ///
+    /// # Errors
+    /// It has.
+    pub(crate) fn check_reader(&mut self) -> io::Result<()> {
+        let fd = self.inner.get_ref().as_fd();
+        let mut fds = [PollFd::new(fd, PollFlags::empty())];
+        // A pipe without a reader shows as an error of its writing end.
+        let polled = poll(&mut fds, PollTimeout::ZERO);
+        let is_gone =
+            polled.is_ok() && fds[0].revents().is_some_and(|flags| flags.contains(PollFlags::POLLERR));
+        let result = if is_gone { Err(ErrorKind::BrokenPipe.into()) } else { Ok(()) };
+        self.note(result)
     }
 
     fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {

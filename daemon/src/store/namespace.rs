@@ -301,6 +301,7 @@ impl Namespace {
             stats.overlay_bytes += tensor.content.sums.overlay_bytes;
             stats.generations += u64::from(tensor.content.generations.n_alive());
             stats.refits += tensor.refit.refits;
+            stats.predicted_bytes += tensor.predicted_bytes();
             stats.reencoded_bytes += tensor.refit.reencoded_bytes;
             stats.refitting += u64::from(tensor.refit.state != RefitState::Idle);
         }

@@ -1,18 +1,19 @@
-//! `tierpack stats`: the daemon's counters, through its stats socket.
+//! `tierpack stats`: the daemon's counters, through its stats socket; once, or again and again.
 //!
 //! No session is opened, so this works while every worker is busy or every session is taken.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use tierpack_client::{Stats, address, stats_socket};
 
-use super::size_cells;
-use crate::escape;
 use crate::output::{self, Output};
-use crate::table::{Align, Table, size};
+
+mod rates;
+mod tables;
+mod watch;
 
 /// How long the daemon may take to answer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -20,9 +21,15 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Arguments of `stats`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print the daemon's JSON document
+    /// Print the daemon's JSON document; with --watch one line per interval
     #[arg(long)]
     json: bool,
+    /// Show the counters again and again, with rates, until interrupted
+    #[arg(long)]
+    watch: bool,
+    /// Time between two looks of --watch
+    #[arg(long, value_name = "SECONDS", default_value = "1", requires = "watch", value_parser = seconds)]
+    interval: Duration,
 }
 
 /// Prints every counter.
@@ -30,19 +37,35 @@ pub(crate) struct Args {
 /// # Errors
 /// No daemon answers, or its answer is not a stats document.
 pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Result<()> {
+    if args.watch {
+        return watch::run(args.json, args.interval, socket, out);
+    }
     let text = read(socket)?;
-    let stats: Stats = serde_json::from_str(&text).with_context(|| {
+    let stats = parse(&text)?;
+    if args.json {
+        writeln!(out, "{}", text.trim_end())?;
+    } else {
+        tables::write(&stats, None, out)?;
+    }
+    Ok(())
+}
+
+/// The value of `--interval`.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let interval = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let range = Duration::from_millis(100)..=Duration::from_secs(86_400);
+    interval
+        .filter(|interval| range.contains(interval))
+        .ok_or_else(|| "a number of seconds is needed, from 0.1 to 86400".to_owned())
+}
+
+fn parse(text: &str) -> Result<Stats> {
+    serde_json::from_str(text).with_context(|| {
         format!(
             "parse the {} bytes that the daemon sent as stats: do its version and this one differ?",
             text.len()
         )
-    })?;
-    if args.json {
-        writeln!(out, "{}", text.trim_end())?;
-    } else {
-        write_tables(&stats, out)?;
-    }
-    Ok(())
+    })
 }
 
 /// The stats document of the daemon behind `socket`, or of the first of the usual places that answers.
@@ -58,116 +81,16 @@ fn read(socket: Option<&Path>) -> Result<String> {
     bail!("no daemon answers: {}; start one with `tierpack serve` or pass --socket", failures.join("; "));
 }
 
-fn write_tables(stats: &Stats, out: &mut dyn Write) -> io::Result<()> {
-    let mut daemon = Table::new(&[("daemon", Align::Left), ("", Align::Right)]);
-    for (what, value) in daemon_rows(stats) {
-        daemon.row(vec![what.to_owned(), value]);
-    }
-    daemon.write(out)?;
-    writeln!(out)?;
-    namespaces(stats).write(out)?;
-    writeln!(out)?;
-    sessions(stats).write(out)
-}
-
-fn daemon_rows(stats: &Stats) -> Vec<(&'static str, String)> {
-    let (pool, requests) = (&stats.pool, &stats.requests);
-    vec![
-        ("software", escape::cell(&stats.software)),
-        ("instance", escape::cell(&stats.instance)),
-        ("uptime, s", format!("{:.0}", stats.uptime_s)),
-        ("pool size", size(pool.size_bytes)),
-        ("in segments", size(pool.segment_bytes)),
-        ("  of that returning", size(pool.returning_bytes)),
-        (
-            "  of that page-locked",
-            format!("{} (--lock {})", size(pool.locked_bytes), escape::cell(&pool.lock)),
-        ),
-        ("in use by extents", size(pool.used_bytes)),
-        ("  of that puts under way", size(pool.reserved_bytes)),
-        ("  of that held by leases", size(pool.held_bytes)),
-        ("tensors, raw", size(pool.raw_bytes)),
-        ("tensors, stored", size(pool.stored_bytes)),
-        ("puts under way", stats.transfers.to_string()),
-        ("requests done", requests.done.to_string()),
-        ("requests refused", requests.refused.to_string()),
-        ("sessions ended", requests.sessions_ended.to_string()),
-    ]
-}
-
-fn namespaces(stats: &Stats) -> Table {
-    let mut table = Table::new(&[
-        ("namespace", Align::Left),
-        ("tensors", Align::Right),
-        ("raw", Align::Right),
-        ("stored", Align::Right),
-        ("saved %", Align::Right),
-        ("held", Align::Right),
-        ("directory", Align::Right),
-        ("segments", Align::Right),
-    ]);
-    for namespace in &stats.namespaces {
-        let mut cells = vec![escape::cell(&namespace.name), namespace.tensors.to_string()];
-        cells.extend(size_cells(namespace.raw_bytes, namespace.stored_bytes));
-        cells.extend([namespace.held_bytes, namespace.directory_bytes, namespace.segment_bytes].map(size));
-        table.row(cells);
-    }
-    table
-}
-
-fn sessions(stats: &Stats) -> Table {
-    let mut table = Table::new(&[
-        ("session", Align::Right),
-        ("pid", Align::Right),
-        ("uid", Align::Right),
-        ("leases", Align::Right),
-        ("gets", Align::Right),
-        ("gathers", Align::Right),
-        ("read", Align::Right),
-        ("namespaces", Align::Left),
-        ("software", Align::Left),
-    ]);
-    for session in &stats.sessions {
-        let namespaces: Vec<String> = session.namespaces.iter().map(|name| escape::cell(name)).collect();
-        let ended = if session.ended { " (ended)" } else { "" };
-        table.row(vec![
-            session.session.to_string(),
-            session.pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string()),
-            session.uid.to_string(),
-            session.leases.to_string(),
-            session.counts.gets.to_string(),
-            session.counts.gathers.to_string(),
-            size(session.counts.bytes),
-            namespaces.join(","),
-            format!("{}{ended}", escape::cell(&session.software)),
-        ]);
-    }
-    table
-}
-
 #[cfg(test)]
 mod tests {
-    use tierpack_shm::stats::{NamespaceStats, SessionStats};
-
     use super::*;
 
     #[test]
-    fn tables_show_every_part_and_escape_names() {
-        let mut stats = Stats::new("tierpackd 0.1.0".to_owned(), 0xAB);
-        stats.pool.size_bytes = 64 << 20;
-        let mut namespace = NamespaceStats::default();
-        namespace.name = "a\u{1b}".to_owned();
-        (namespace.tensors, namespace.raw_bytes, namespace.stored_bytes) = (3, 1000, 750);
-        stats.namespaces.push(namespace);
-        let mut session = SessionStats::default();
-        (session.session, session.ended) = (7, true);
-        stats.sessions.push(session);
-        let mut out = Vec::new();
-        write_tables(&stats, &mut out).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        assert!(!text.contains('\u{1b}'));
-        for part in ["00000000000000ab", "64.00 MiB", r"a\u{1b}", "25.00", "unknown", "(ended)"] {
-            assert!(text.contains(part), "{part} in {text}");
+    fn intervals_are_seconds_within_reason() {
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        assert_eq!(seconds("86400"), Ok(Duration::from_secs(86_400)));
+        for text in ["", "0", "0.09", "-1", "inf", "nan", "86401", "1e300", "1 s"] {
+            assert!(seconds(text).is_err(), "{text:?}");
         }
     }
 }

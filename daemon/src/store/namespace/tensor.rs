@@ -185,6 +185,12 @@ impl Tensor {
         }
     }
 
+    /// Stored bytes after a refit, by the last look.
+    pub(super) fn predicted_bytes(&self) -> u64 {
+        let stored_bytes = self.content.sums.stored_bytes;
+        self.refit.last_look.map_or(stored_bytes, |_| self.refit.predicted_bytes)
+    }
+
     pub(super) fn drift(&self) -> Drift {
         let Content { generations, sums, codec, .. } = &self.content;
         let mut drift = Drift::default();

@@ -1,0 +1,44 @@
+//! Names of the sockets, for both sides: what a control socket is called, and the stats socket beside it.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// The longest path that fits into a Unix socket address: 108 bytes with the terminating zero.
+pub const MAX_PATH_BYTES: usize = 107;
+
+/// The file name of the control socket in each of the usual places.
+pub const CONTROL_NAME: &str = "control.sock";
+
+/// The path of the stats socket that belongs to a control socket.
+///
+/// It lies in the same directory: `stats.sock` beside `control.sock`, and beside any other name that name
+/// with `.stats` appended, so that several daemons can share a directory.
+/// It may be up to 6 bytes longer than the control path, and so too long for a socket address of its own; both
+/// sides reach it all the same, by way of `/proc/self/fd`.
+#[must_use]
+pub fn stats_path(control: &Path) -> PathBuf {
+    match control.file_name() {
+        Some(name) if name == CONTROL_NAME => control.with_file_name("stats.sock"),
+        name => {
+            let mut stats_name = name.unwrap_or(OsStr::new("")).to_owned();
+            stats_name.push(".stats");
+            control.with_file_name(stats_name)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+
+    #[test]
+    fn the_stats_socket_is_beside_the_control_socket() {
+        let stats = |control: &[u8]| stats_path(Path::new(OsStr::from_bytes(control))).into_os_string();
+        assert_eq!(stats(b"/run/tierpack/control.sock"), "/run/tierpack/stats.sock");
+        assert_eq!(stats(b"/tmp/a.sock"), "/tmp/a.sock.stats");
+        assert_eq!(stats(b"/tmp/stats.sock"), "/tmp/stats.sock.stats");
+        assert_eq!(stats(b"/tmp/\xff\xfe.sock").as_bytes(), b"/tmp/\xff\xfe.sock.stats");
+    }
+}
