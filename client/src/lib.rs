@@ -36,6 +36,7 @@ pub mod address;
 mod blocks;
 mod buffers;
 mod builder;
+mod chunk;
 mod client;
 mod deadline;
 mod decode;
@@ -45,15 +46,18 @@ mod fake_daemon;
 mod gather;
 mod handle;
 mod namespaces;
+mod overlays;
 mod protocol;
 mod put;
 mod read;
+mod refit;
 mod row_id;
 mod session;
 mod shared;
 pub mod stats_socket;
 mod tensor;
 mod transfer;
+mod update;
 mod view;
 mod wire;
 
@@ -68,7 +72,7 @@ pub use row_id::RowId;
 pub use tensor::{Element, Tensor};
 pub use view::View;
 
-pub use tierpack_shm::message::{Entry, NamespaceChange, NamespaceEntry};
+pub use tierpack_shm::message::{Drift, Entry, NamespaceChange, NamespaceEntry, RefitMode, RefitState};
 pub use tierpack_shm::stats::Stats;
 pub use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype, Prefer};
 

@@ -1,6 +1,8 @@
 //! Chunks, sources, and puts against a scripted daemon.
 
-use tierpack_shm::message::{ErrorCode, Refusal};
+use std::time::Duration;
+
+use tierpack_shm::message::{Blob, ErrorCode, Refusal};
 use tierpack_shm::types::{Access, CodecId};
 
 use super::*;
@@ -41,20 +43,6 @@ fn a_source_that_lies_about_its_length_is_no_panic() {
     let mut got = 0;
     fill(&mut Liar, &mut [0; 8], &mut got, 8).unwrap();
     assert_eq!(got, 8);
-}
-
-#[test]
-fn small_bytes_travel_in_the_message_and_large_ones_beside_it() {
-    let chunk = |len| {
-        let fill = |buf: &mut [u8]| {
-            buf.fill(1);
-            Ok(())
-        };
-        Chunk::new(len, fill).unwrap()
-    };
-    assert!(matches!(chunk(MAX_INLINE_BYTES as u64).blob, Blob::Inline(bytes) if bytes[0] == 1));
-    let large = chunk(MAX_INLINE_BYTES as u64 + 1);
-    assert!(large.descriptor.is_some() && matches!(large.blob, Blob::Descriptor { len: 16_385 }));
 }
 
 fn entry() -> Entry {
