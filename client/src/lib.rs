@@ -43,6 +43,8 @@ mod decode;
 mod error;
 #[cfg(test)]
 mod fake_daemon;
+#[cfg(test)]
+mod fake_tensor;
 mod gather;
 mod handle;
 mod namespaces;

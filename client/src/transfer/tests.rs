@@ -7,6 +7,7 @@ use tierpack_shm::types::{Access, CodecId};
 
 use super::*;
 use crate::fake_daemon::{Peer, serve};
+use crate::fake_tensor;
 
 #[test]
 fn chunks_are_whole_blocks_and_cover_the_tensor() {
@@ -46,22 +47,7 @@ fn a_source_that_lies_about_its_length_is_no_panic() {
 }
 
 fn entry() -> Entry {
-    Entry {
-        namespace: "default".to_owned(),
-        name: "t".to_owned(),
-        dtype: Dtype::U8,
-        shape: vec![40_000],
-        codec: CodecId::Raw,
-        access: Access::Rows,
-        raw_bytes: 40_000,
-        stored_bytes: 40_064,
-        revision: 0,
-        generation: 0,
-        predicted_bytes: 0,
-        runner_up: None,
-        escapes: 0,
-        participating: 0,
-    }
+    fake_tensor::entry(Dtype::U8, &[40_000], CodecId::Raw, 40_000)
 }
 
 fn busy(peer: &Peer, id: u64) {
