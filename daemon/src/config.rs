@@ -36,6 +36,8 @@ const MAX_SESSIONS: u64 = 65_536;
 const DEFAULT_SESSIONS: u64 = 1024;
 const MAX_WORKERS: u64 = 256;
 const DEFAULT_HELD_PERCENT: u64 = 5;
+const DEFAULT_REFIT_GAIN_PERCENT: u64 = 3;
+const DEFAULT_REFIT_CPU_PERCENT: u64 = 25;
 const DEFAULT_DEADLINE_MS: u64 = 30_000;
 const MAX_DEADLINE_MS: u64 = 3_600_000;
 const DEFAULT_LOG: &str = "info";
@@ -49,6 +51,17 @@ pub enum Admit {
     Owner,
     /// Every user of the machine; each namespace says who may read and write it.
     Everyone,
+}
+
+/// Who starts a refit: new compression metadata for a tensor whose data have drifted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum RefitMode {
+    /// The daemon, when it promises enough; and `tierpack refit`.
+    #[default]
+    Auto,
+    /// Only `tierpack refit`.
+    Manual,
 }
 
 /// Whether pool memory is page-locked.
@@ -93,6 +106,22 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     pub max_sessions: Option<u64>,
 
+    /// Retired memory that readers may hold back, in percent of the pool, before background work waits [default: 5]
+    #[arg(long, value_name = "PERCENT")]
+    pub max_held_percent: Option<u64>,
+
+    /// Who starts a refit of compression metadata [default: auto]
+    #[arg(long, value_name = "MODE")]
+    pub refit: Option<RefitMode>,
+
+    /// What a refit must promise to be started, in percent of the tensor's stored bytes [default: 3]
+    #[arg(long, value_name = "PERCENT")]
+    pub refit_gain_percent: Option<u64>,
+
+    /// Share of one core that background work takes at most, in percent [default: 25]
+    #[arg(long, value_name = "PERCENT")]
+    pub refit_cpu_percent: Option<u64>,
+
     /// Configuration file in TOML, with the keys that --print-config shows
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -117,6 +146,9 @@ pub struct Config {
     workers: usize,
     max_sessions: usize,
     max_held_percent: u64,
+    refit: RefitMode,
+    refit_gain_percent: u64,
+    refit_cpu_percent: u64,
     deadline: Duration,
     log: String,
 }
@@ -164,6 +196,12 @@ impl Config {
         Config { lock, ..self }
     }
 
+    /// This configuration with another starter of refits.
+    #[must_use]
+    pub fn with_refit(self, refit: RefitMode) -> Config {
+        Config { refit, ..self }
+    }
+
     /// This configuration with another number of worker threads.
     ///
     /// # Errors
@@ -209,6 +247,7 @@ impl Config {
             MIN_SESSIONS,
             MAX_SESSIONS,
         )?;
+        let percent = |key, field: fn(&Layer) -> Option<u64>, default| in_range(key, field, default, 1, 100);
         let deadline_ms =
             in_range("deadline_ms", |layer| layer.deadline_ms, DEFAULT_DEADLINE_MS, 1, MAX_DEADLINE_MS)?;
         Ok(Config {
@@ -219,12 +258,21 @@ impl Config {
             admit: layers.pick("admit", |layer| layer.admit).unwrap_or_default().0,
             workers: usize::try_from(workers).expect("checked to be at most MAX_WORKERS"),
             max_sessions: usize::try_from(sessions).expect("checked to be at most MAX_SESSIONS"),
-            max_held_percent: in_range(
+            max_held_percent: percent(
                 "max_held_percent",
                 |layer| layer.max_held_percent,
                 DEFAULT_HELD_PERCENT,
-                1,
-                100,
+            )?,
+            refit: layers.pick("refit", |layer| layer.refit).unwrap_or_default().0,
+            refit_gain_percent: percent(
+                "refit_gain_percent",
+                |layer| layer.refit_gain_percent,
+                DEFAULT_REFIT_GAIN_PERCENT,
+            )?,
+            refit_cpu_percent: percent(
+                "refit_cpu_percent",
+                |layer| layer.refit_cpu_percent,
+                DEFAULT_REFIT_CPU_PERCENT,
             )?,
             deadline: Duration::from_millis(deadline_ms),
             log: log_filter(layers)?,
@@ -249,6 +297,9 @@ impl Config {
             workers: Some(self.workers as u64),
             max_sessions: Some(self.max_sessions as u64),
             max_held_percent: Some(self.max_held_percent),
+            refit: Some(self.refit),
+            refit_gain_percent: Some(self.refit_gain_percent),
+            refit_cpu_percent: Some(self.refit_cpu_percent),
             deadline_ms: u64::try_from(self.deadline.as_millis()).ok(),
             log: Some(self.log.clone()),
         }
@@ -306,6 +357,30 @@ impl Config {
     #[must_use]
     pub fn max_held_percent(&self) -> u64 {
         self.max_held_percent
+    }
+
+    /// Bytes of the pool that may be retired and still leased.
+    #[must_use]
+    pub fn max_held_bytes(&self) -> u64 {
+        self.pool_bytes / 100 * self.max_held_percent
+    }
+
+    /// Who starts a refit.
+    #[must_use]
+    pub fn refit(&self) -> RefitMode {
+        self.refit
+    }
+
+    /// What a refit must promise to be started, in percent of the stored bytes, from 1 to 100.
+    #[must_use]
+    pub fn refit_gain_percent(&self) -> u64 {
+        self.refit_gain_percent
+    }
+
+    /// Share of one core that background work takes at most, in percent from 1 to 100.
+    #[must_use]
+    pub fn refit_cpu_percent(&self) -> u64 {
+        self.refit_cpu_percent
     }
 
     /// How long one request may take.

@@ -16,6 +16,7 @@ use tierpack_shm::stats::{PoolStats, SessionStats, Stats};
 use crate::config::{Config, LockMode};
 use crate::server::SOFTWARE;
 use crate::store::Store;
+use crate::store::namespace::Holds;
 use crate::store::transfer::Transfers;
 
 /// What a client may say about itself at most.
@@ -88,7 +89,11 @@ impl Board {
         let mut stats = Stats::new(SOFTWARE.to_owned(), self.store.instance);
         stats.uptime_s = self.started.elapsed().as_secs_f64();
         stats.namespaces = self.store.namespaces().iter().map(|namespace| namespace.stats()).collect();
-        stats.sessions = self.sessions.lock().iter().map(|(number, seen)| seen.stats(*number)).collect();
+        let holders = self.store.holders();
+        let held = |number: &u64| holders.get(number).copied().unwrap_or_default();
+        stats.sessions =
+            self.sessions.lock().iter().map(|(number, seen)| seen.stats(*number, held(number))).collect();
+        stats.background = self.store.background.stats();
         stats.pool = self.pool(&stats);
         stats.transfers = self.transfers.len() as u64;
         stats.requests.done = self.done.load(Ordering::Relaxed);
@@ -110,6 +115,7 @@ impl Board {
         pool.stored_bytes = sum(|namespace| namespace.stored_bytes);
         pool.reserved_bytes = self.store.budget.reserved();
         pool.held_bytes = sum(|namespace| namespace.held_bytes);
+        pool.max_held_bytes = self.store.max_held_bytes;
         pool.locked_bytes = locked;
         pool.lock = match self.lock {
             LockMode::Require => "require",
@@ -122,7 +128,7 @@ impl Board {
 }
 
 impl Seen {
-    fn stats(&self, number: u64) -> SessionStats {
+    fn stats(&self, number: u64, holds: Holds) -> SessionStats {
         let mut stats = SessionStats::default();
         stats.session = number;
         stats.pid = (self.peer.pid != 0).then_some(self.peer.pid);
@@ -131,6 +137,8 @@ impl Seen {
         stats.namespaces = self.attached.iter().map(|(name, _)| name.clone()).collect();
         stats.leases = self.attached.iter().map(|(_, page)| page.leases_taken() as u64).sum();
         stats.counts = self.attached.iter().fold(Counts::default(), |sum, (_, page)| sum.plus(page.counts()));
+        stats.held_bytes = holds.bytes;
+        stats.held_ms = u64::try_from(holds.age.as_millis()).unwrap_or(u64::MAX);
         stats.ended = self.ended;
         stats
     }

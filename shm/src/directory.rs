@@ -189,17 +189,6 @@ impl Directory {
         Ok(())
     }
 
-    /// Takes metadata out of a generation table: no word names the entry, and no lease covers one that did.
-    ///
-    /// # Errors
-    /// As [`Directory::set_generation`].
-    pub fn clear_generation(&self, table: &Extent, generation_idx: u8) -> Result<()> {
-        let [number_and_len, address] = self.generation_entry(table, generation_idx)?;
-        number_and_len.store(0, Ordering::Relaxed);
-        address.store(0, Ordering::Relaxed);
-        Ok(())
-    }
-
     fn generation_entry(&self, table: &Extent, generation_idx: u8) -> Result<&[AtomicU64; 2]> {
         let at = table.offset();
         let words = self.pool.words(at, generation::ENTRIES * generation::ENTRY_BYTES / 8)?;

@@ -24,6 +24,8 @@ pub struct Stats {
     pub transfers: u64,
     /// Requests by outcome since the start.
     pub requests: RequestStats,
+    /// The thread that folds and refits.
+    pub background: BackgroundStats,
 }
 
 /// Memory of the pool, in bytes.
@@ -46,6 +48,8 @@ pub struct PoolStats {
     pub reserved_bytes: u64,
     /// Retired extents that a lease still holds, or that were not looked at yet.
     pub held_bytes: u64,
+    /// What `max_held_percent` allows of it before background work waits.
+    pub max_held_bytes: u64,
     /// Page-locked bytes of segments.
     pub locked_bytes: u64,
     /// What `--lock` says.
@@ -74,6 +78,16 @@ pub struct NamespaceStats {
     pub segment_bytes: u64,
     /// The epoch.
     pub epoch: u64,
+    /// Bytes of overlays that are not folded yet.
+    pub overlay_bytes: u64,
+    /// Generations of metadata that are alive, over all tensors.
+    pub generations: u64,
+    /// Refits of visible tensors that were finished.
+    pub refits: u64,
+    /// Raw bytes that refits of visible tensors have re-encoded.
+    pub reencoded_bytes: u64,
+    /// Tensors whose refit waits or is under way.
+    pub refitting: u64,
 }
 
 /// One session.
@@ -94,8 +108,34 @@ pub struct SessionStats {
     pub leases: u64,
     /// What its client pages count.
     pub counts: Counts,
+    /// Retired bytes that its leases hold back.
+    pub held_bytes: u64,
+    /// Milliseconds since the oldest of them was retired.
+    pub held_ms: u64,
     /// Whether the daemon has ended it and waits for the peer to close.
     pub ended: bool,
+}
+
+/// What the background thread has done since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct BackgroundStats {
+    /// `idle`, `working`, or `held` while readers hold back too much.
+    pub state: String,
+    /// Who starts refits: `auto` or `manual`.
+    pub refit: String,
+    /// Blocks whose overlays were put into them, updates that did so themselves aside.
+    pub folds: u64,
+    /// Refits that were finished.
+    pub refits: u64,
+    /// Raw bytes that were stored anew.
+    pub rewritten_bytes: u64,
+    /// Steps that failed.
+    pub failures: u64,
+    /// The last failure.
+    pub last_failure: Option<String>,
+    /// Milliseconds since the last step that succeeded.
+    pub last_success_ms: Option<u64>,
 }
 
 /// Requests since the start.
@@ -122,6 +162,7 @@ impl Stats {
             sessions: Vec::new(),
             transfers: 0,
             requests: RequestStats::default(),
+            background: BackgroundStats::default(),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::{Admit, Args, LockMode};
+use super::{Admit, Args, LockMode, RefitMode};
 use crate::error::{Error, Result};
 use crate::size::ByteSize;
 
@@ -28,6 +28,9 @@ pub(super) struct Layer {
     pub(super) workers: Option<u64>,
     pub(super) max_sessions: Option<u64>,
     pub(super) max_held_percent: Option<u64>,
+    pub(super) refit: Option<RefitMode>,
+    pub(super) refit_gain_percent: Option<u64>,
+    pub(super) refit_cpu_percent: Option<u64>,
     pub(super) deadline_ms: Option<u64>,
     pub(super) log: Option<String>,
 }
@@ -73,7 +76,10 @@ impl Layers {
             admit: args.admit,
             workers: args.workers,
             max_sessions: args.max_sessions,
-            max_held_percent: None,
+            max_held_percent: args.max_held_percent,
+            refit: args.refit,
+            refit_gain_percent: args.refit_gain_percent,
+            refit_cpu_percent: args.refit_cpu_percent,
             deadline_ms: None,
             log: args.log.clone(),
         };
@@ -140,6 +146,9 @@ impl Environment<'_> {
             workers: self.value("workers")?,
             max_sessions: self.value("max_sessions")?,
             max_held_percent: self.value("max_held_percent")?,
+            refit: self.parse("refit", |text| RefitMode::from_str(text, false))?,
+            refit_gain_percent: self.value("refit_gain_percent")?,
+            refit_cpu_percent: self.value("refit_cpu_percent")?,
             deadline_ms: self.value("deadline_ms")?,
             log: self.value("log")?,
         })

@@ -25,6 +25,7 @@ use crate::error::{Error, Result, chain};
 use crate::shutdown::Shutdown;
 use crate::stats::Board;
 use crate::store::Store;
+use crate::store::background::BackgroundThread;
 use crate::store::transfer::Transfers;
 
 pub(crate) mod accept;
@@ -70,6 +71,7 @@ pub struct Server {
     board: Arc<Board>,
     inbox: Inbox,
     workers: Option<Workers>,
+    background: BackgroundThread,
     stats: crate::stats_socket::StatsThread,
     sessions: Slab<Session>,
     /// Slab key of each session number.
@@ -90,10 +92,12 @@ impl Server {
     pub fn bind(config: &Config) -> Result<Self> {
         let (events, inbox) = events::channel()?;
         let front = Front::open(config)?;
-        let store = Arc::new(Store::new(config, events.clone())?);
+        let (store, tasks) = Store::new(config, events.clone())?;
+        let store = Arc::new(store);
         let transfers = Arc::new(Transfers::default());
         let board = Arc::new(Board::new(config, Arc::clone(&store), Arc::clone(&transfers)));
         let stats = crate::stats_socket::StatsThread::start(front.stats(), Arc::clone(&board))?;
+        let background = BackgroundThread::start(config, Arc::clone(&store), tasks, events.clone())?;
         let workers = Workers::start(config.workers(), &store, &transfers, &events)?;
         Ok(Self {
             front,
@@ -102,6 +106,7 @@ impl Server {
             board,
             inbox,
             workers: Some(workers),
+            background,
             stats,
             sessions: Slab::new(),
             keys: BTreeMap::new(),
@@ -450,6 +455,7 @@ impl Server {
         if let Some(workers) = self.workers.take() {
             workers.finish();
         }
+        self.background.stop();
         let _ = self.take_events().is_ok();
         let deadline = Instant::now() + FLUSH_DEADLINE;
         while self.sessions.iter().any(|(_, session)| session.is_waiting()) && Instant::now() < deadline {

@@ -177,8 +177,14 @@ impl Context {
             Request::NamespaceRemove { namespace, with_tensors } => {
                 store.remove_namespace(&namespace, caller, with_tensors).map(|()| Reply::Done)
             }
-            Request::Update(_) | Request::Fold { .. } | Request::Refit { .. } => {
-                Err(Refusal::new(ErrorCode::Invalid, "this daemon cannot do that yet"))
+            Request::Update(mut update) => {
+                let data = std::mem::replace(&mut update.data, Blob::Inline(Vec::new()));
+                let revision = store.update(caller, &update, &chunk_data(data, passed)?)?;
+                Ok(Reply::Updated { revision })
+            }
+            Request::Fold { namespace, name } => store.fold(caller, &namespace, &name).map(|()| Reply::Done),
+            Request::Refit { namespace, name, mode } => {
+                store.refit(caller, &namespace, &name, mode).map(Reply::Drift)
             }
             Request::NamespaceList { after } => {
                 let mut page = Page::default();

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crossbeam::channel::{Receiver, Sender, bounded};
 use nix::unistd::{getegid, geteuid};
 use parking_lot::{Mutex, RwLock};
 use tierpack_shm::fork::random;
@@ -29,23 +30,32 @@ use crate::size::{ByteSize, MIB};
 
 pub(crate) mod access;
 mod admin;
+pub(crate) mod background;
 pub(crate) mod budget;
 mod coding;
 mod content;
+pub(crate) mod decoding;
 pub(crate) mod file_metadata;
 pub(crate) mod namespace;
+mod refit;
 pub(crate) mod transfer;
+mod update;
 
 use access::{Caller, Right};
+use background::Record;
 use budget::Budget;
 use file_metadata::FileMetadataSet;
+use namespace::Holds;
 pub(crate) use namespace::Namespace;
+use refit::RefitTask;
 
 /// Result of a request: the refusal goes to the client as it is.
 pub(crate) type Outcome<T> = core::result::Result<T, Refusal>;
 
 /// The shortest data segment: holds a few blocks of the usual 256 KiB.
 const FIRST_DATA_BYTES: u64 = MIB;
+/// Refits that wait for the background thread; one more is answered `Busy`.
+const REFIT_QUEUE: usize = 1024;
 /// How long an allocation waits for clients to unmap segments that return to the system.
 const RETURN_WAIT: Duration = Duration::from_secs(2);
 
@@ -68,10 +78,18 @@ pub(crate) struct Store {
     uid: u32,
     gid: u32,
     events: Events,
+    /// Refits that were asked for, on their way to the background thread.
+    refits: Sender<RefitTask>,
+    /// What the background thread has done.
+    pub(crate) background: Record,
+    /// Retired bytes that may be held back before background work waits.
+    pub(crate) max_held_bytes: u64,
 }
 
 impl Store {
-    pub(crate) fn new(config: &Config, events: Events) -> Result<Self> {
+    /// The store, and the refits that requests ask of the background thread.
+    pub(crate) fn new(config: &Config, events: Events) -> Result<(Self, Receiver<RefitTask>)> {
+        let (refits, tasks) = bounded(REFIT_QUEUE);
         let instance = random().map_err(|source| Error::Shm { source })?;
         let store = Self {
             instance,
@@ -87,8 +105,11 @@ impl Store {
             uid: geteuid().as_raw(),
             gid: getegid().as_raw(),
             events,
+            refits,
+            background: Record::new(config.refit()),
+            max_held_bytes: config.max_held_bytes(),
         };
-        Ok(store)
+        Ok((store, tasks))
     }
 
     /// A namespace that exists.
@@ -223,6 +244,39 @@ impl Store {
         any_held | self.bury()
     }
 
+    /// Retired bytes that leases may hold back, in every namespace.
+    fn held_bytes(&self) -> u64 {
+        self.all_namespaces().iter().map(|namespace| namespace.held_bytes()).sum()
+    }
+
+    /// What each session holds back, over all namespaces.
+    pub(crate) fn holders(&self) -> BTreeMap<u64, Holds> {
+        let mut all: BTreeMap<u64, Holds> = BTreeMap::new();
+        for (session, holds) in self.all_namespaces().iter().flat_map(|namespace| namespace.holders()) {
+            let sum = all.entry(session).or_default();
+            sum.bytes += holds.bytes;
+            sum.age = sum.age.max(holds.age);
+        }
+        all
+    }
+
+    /// Who holds back most, for people.
+    fn name_holders(&self) -> String {
+        const NAMED: usize = 3;
+        let mut holders: Vec<_> = self.holders().into_iter().collect();
+        holders.sort_by_key(|(_, holds)| std::cmp::Reverse(holds.bytes));
+        let named = holders.iter().take(NAMED).map(|(session, Holds { bytes, age })| {
+            format!("session {session} {} since {:.1} s", ByteSize(*bytes), age.as_secs_f64())
+        });
+        let named: Vec<String> = named.collect();
+        if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) }
+    }
+
+    /// Notes that extents were freed which were never visible: nobody waits for leases on them.
+    pub(crate) fn note_freed(&self) {
+        self.freed.store(true, Ordering::Relaxed);
+    }
+
     /// Returns spare segments if something was freed since the last look.
     pub(crate) fn tidy(&self) {
         if self.freed.swap(false, Ordering::Relaxed) {
@@ -288,13 +342,14 @@ impl Store {
         }
         let text = format!(
             "pool is full: {} more are needed, and of {} tensors take {}, puts under way {}, directories {}, and \
-             removed tensors that clients still read {}; remove tensors or start the daemon with a larger --pool-size",
+             replaced bytes that clients still read {}{}; remove tensors or start the daemon with a larger --pool-size",
             ByteSize(needed),
             ByteSize(self.budget.size()),
             ByteSize(stored),
             ByteSize(self.budget.reserved()),
             ByteSize(directories),
             ByteSize(held),
+            self.name_holders(),
         );
         Refusal::new(ErrorCode::PoolFull, text)
     }

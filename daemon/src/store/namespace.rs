@@ -1,21 +1,19 @@
 //! One namespace: its tensors, its segments, and what is retired in it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::directory::{Directory, Slot, SlotFields};
-use tierpack_shm::epoch::{Leases, Stamp};
 use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, slot, table};
-use tierpack_shm::message::{Entry, ErrorCode, Refusal, SegmentId};
+use tierpack_shm::message::{Entry, ErrorCode, RefitState, Refusal, SegmentId};
 use tierpack_shm::page::{ClientPage, NamespaceId};
 use tierpack_shm::pool::{Fresh, Pool};
 use tierpack_shm::segment::{Segment, SegmentKind};
 use tierpack_shm::stats::NamespaceStats;
-use tierpack_shm::sync::Ordering;
-use tierpack_shm::types::{BlockWord, Extent, SlotIdx, UNIT_BYTES};
+use tierpack_shm::types::{BlockWord, Extent, UNIT_BYTES};
 
 use super::Outcome;
 use super::access::Access;
@@ -24,33 +22,16 @@ use super::file_metadata::SharedText;
 use crate::size::ByteSize;
 
 mod admin;
+mod blocks;
+mod reclaim;
+mod tensor;
 mod verify;
 
-/// A tensor that is visible.
-#[derive(Debug)]
-struct Tensor {
-    content: Content,
-    slot: Slot,
-    publication: u64,
-    table: Extent,
-    generations: Extent,
-}
-
-/// Memory that nobody can find any more, but that a lease may still cover.
-#[derive(Debug)]
-struct Retired {
-    stamp: Stamp,
-    slot_idx: SlotIdx,
-    data: Vec<Extent>,
-    directory: Vec<Extent>,
-    slot: Option<Slot>,
-}
-
-impl Retired {
-    fn data_bytes(&self) -> u64 {
-        self.data.iter().map(Extent::len_bytes).sum()
-    }
-}
+pub(crate) use blocks::{BlockCopy, Change, Intent, NewGeneration, Stored};
+pub(crate) use reclaim::Holds;
+use reclaim::Retired;
+use tensor::Tensor;
+pub(crate) use tensor::{Due, Key, Target};
 
 #[derive(Debug)]
 struct Inner {
@@ -61,6 +42,8 @@ struct Inner {
     /// Stored bytes of `tensors`.
     stored_bytes: u64,
     retired: VecDeque<Retired>,
+    /// Names of tensors that changed since the refit thread looked at them.
+    changed: BTreeSet<String>,
     /// Serial numbers of the segments that are present.
     serials: HashMap<(SegmentKind, u32), u64>,
     /// Whether a put was ever committed, or the namespace was asked for: then it stays, even when it is empty.
@@ -99,6 +82,7 @@ impl Namespace {
             tensors: BTreeMap::new(),
             stored_bytes: 0,
             retired: VecDeque::new(),
+            changed: BTreeSet::new(),
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
             was_published: false,
             pages: Vec::new(),
@@ -220,7 +204,7 @@ impl Namespace {
         let mut inner = self.inner.lock();
         let checked = inner
             .check_free(&self.name, name, overwrite)
-            .and_then(|()| inner.check_quota(&self.name, name, content.stored_bytes));
+            .and_then(|()| inner.check_quota(&self.name, name, content.sums.stored_bytes));
         if let Err(refusal) = checked {
             content.into_extents().for_each(|extent| inner.data.free(extent));
             return Err(refusal);
@@ -230,7 +214,7 @@ impl Namespace {
         };
         let fields = SlotFields {
             table: &table,
-            n_blocks: content.blocks.len() as u64,
+            n_blocks: content.n_blocks(),
             generations: &generations,
             dtype: content.geometry.dtype() as u8,
             access: content.geometry.access() as u8,
@@ -240,9 +224,12 @@ impl Namespace {
         };
         let publication = inner.directory.publish(&slot, fields).expect("the slot came from this directory");
         inner.was_published = true;
-        let tensor = Tensor { content, slot, publication, table, generations };
+        let tensor = Tensor::new(content, slot, publication, table, generations);
         let entry = tensor.entry(&self.name, name, &inner.directory);
         inner.stored_bytes += entry.stored_bytes;
+        if tensor.is_due() {
+            inner.changed.insert(name.to_owned());
+        }
         if let Some(replaced) = inner.tensors.insert(name.to_owned(), tensor) {
             inner.retire(replaced)?;
         }
@@ -258,13 +245,8 @@ impl Namespace {
     pub(crate) fn open(&self, name: &str) -> Outcome<Opened> {
         let inner = self.inner.lock();
         let tensor = inner.tensors.get(name).ok_or_else(|| self.not_found(name))?;
-        let slot = SlotRef {
-            address: tensor.slot.address(),
-            idx: tensor.slot.idx(),
-            publication: tensor.publication,
-        };
         let entry = tensor.entry(&self.name, name, &inner.directory);
-        Ok(Opened { entry, row_elems: tensor.content.row_elems, slot })
+        Ok(Opened { entry, row_elems: tensor.content.row_elems, slot: tensor.slot_ref() })
     }
 
     pub(crate) fn file_metadata(&self, name: &str) -> Outcome<Option<SharedText>> {
@@ -293,27 +275,6 @@ impl Namespace {
         self.inner.lock().pages.retain(|(attached, _)| *attached != session);
     }
 
-    /// Frees what no lease holds any more; says whether it freed something, and whether something is still held.
-    pub(super) fn reclaim(&self) -> (bool, bool) {
-        let mut inner = self.inner.lock();
-        let before = inner.retired.len();
-        if before == 0 {
-            return (false, false);
-        }
-        let leases = Leases::scan(inner.pages.iter().flat_map(|(_, page)| page.leases()));
-        for retired in std::mem::take(&mut inner.retired) {
-            if leases.hold(retired.stamp, retired.slot_idx) {
-                inner.retired.push_back(retired);
-                continue;
-            }
-            retired.data.into_iter().for_each(|extent| inner.data.free(extent));
-            retired.directory.into_iter().for_each(|extent| inner.directory.pool_mut().free(extent));
-            retired.slot.into_iter().for_each(|slot| inner.directory.give_slot(slot));
-        }
-        let held = inner.retired.len();
-        (held < before, held > 0)
-    }
-
     pub(crate) fn stats(&self) -> NamespaceStats {
         let inner = self.inner.lock();
         let mut stats = NamespaceStats::default();
@@ -323,9 +284,16 @@ impl Namespace {
         stats.stored_bytes = inner.stored_bytes;
         stats.used_bytes = inner.data.used_bytes();
         stats.directory_bytes = inner.directory.pool().used_bytes();
-        stats.held_bytes = inner.retired.iter().map(Retired::data_bytes).sum();
+        stats.held_bytes = inner.held_bytes();
         stats.segment_bytes = inner.data.segment_bytes() + inner.directory.pool().segment_bytes();
         stats.epoch = inner.directory.epoch();
+        for tensor in inner.tensors.values() {
+            stats.overlay_bytes += tensor.content.sums.overlay_bytes;
+            stats.generations += u64::from(tensor.content.generations.n_alive());
+            stats.refits += tensor.refit.refits;
+            stats.reencoded_bytes += tensor.refit.reencoded_bytes;
+            stats.refitting += u64::from(tensor.refit.state != RefitState::Idle);
+        }
         stats
     }
 
@@ -358,7 +326,7 @@ impl Inner {
 
     fn check_quota(&self, namespace: &str, name: &str, more: u64) -> Outcome<()> {
         let Some(quota) = self.access.quota_bytes else { return Ok(()) };
-        let replaced = self.tensors.get(name).map_or(0, |tensor| tensor.content.stored_bytes);
+        let replaced = self.tensors.get(name).map_or(0, |tensor| tensor.content.sums.stored_bytes);
         let kept = self.stored_bytes - replaced;
         if kept.saturating_add(more) <= quota {
             return Ok(());
@@ -388,7 +356,7 @@ impl Inner {
 
     /// A slot and the two tables of a tensor; `None`, and nothing taken, when the directory has no room.
     fn directory_parts(&mut self, content: &Content) -> Option<(Slot, Extent, Extent)> {
-        let words: Vec<BlockWord> = content.blocks.iter().map(|block| content.word(block)).collect();
+        let words: Vec<BlockWord> = content.blocks().map(|block| block.word(1)).collect();
         let slot = self.directory.take_slot()?;
         let Some(table) = self.directory.new_table(&words) else {
             self.directory.give_slot(slot);
@@ -399,52 +367,12 @@ impl Inner {
             self.directory.pool_mut().free(table);
             return None;
         };
-        if let Some(StoredMetadata { number, len, extent }) = &content.metadata {
-            let entered = self.directory.set_generation(&generations, 0, (*number, *len), extent);
+        for (generation_idx, StoredMetadata { number, len, extent, .. }) in content.generations.live() {
+            let entered =
+                self.directory.set_generation(&generations, *generation_idx, (*number, *len), extent);
             entered.expect("the table was made above");
         }
         Some((slot, table, generations))
-    }
-
-    /// Hides a tensor; its memory is freed when no lease covers it.
-    fn retire(&mut self, tensor: Tensor) -> Outcome<()> {
-        self.stored_bytes -= tensor.content.stored_bytes;
-        self.directory.unpublish(&tensor.slot).expect("the slot came from this directory");
-        let Some(stamp) = self.directory.retire() else {
-            let text = "the epoch of this namespace is at its end: restart the daemon";
-            return Err(Refusal::new(ErrorCode::Internal, text));
-        };
-        self.retired.push_back(Retired {
-            stamp,
-            slot_idx: tensor.slot.idx(),
-            data: tensor.content.into_extents().collect(),
-            directory: vec![tensor.table, tensor.generations],
-            slot: Some(tensor.slot),
-        });
-        Ok(())
-    }
-}
-
-impl Tensor {
-    fn entry(&self, namespace: &str, name: &str, directory: &Directory) -> Entry {
-        let header = directory.pool().words(self.table.offset(), 1);
-        let revision = header.map_or(0, |words| words[0].load(Ordering::Acquire));
-        Entry {
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-            dtype: self.content.geometry.dtype(),
-            shape: self.content.shape.clone(),
-            codec: self.content.codec,
-            access: self.content.geometry.access(),
-            raw_bytes: self.content.geometry.raw_bytes(),
-            stored_bytes: self.content.stored_bytes,
-            revision,
-            generation: self.content.metadata.as_ref().map_or(0, |metadata| metadata.number),
-            predicted_bytes: self.content.predicted_bytes,
-            runner_up: self.content.runner_up,
-            escapes: self.content.blocks.iter().map(|block| block.escapes).sum(),
-            participating: self.content.blocks.iter().map(|block| block.participating).sum(),
-        }
     }
 }
 

@@ -21,7 +21,7 @@ use tierpack_shm::types::{CodecChoice, CodecId, UNIT_BYTES, index};
 
 use super::access::{Caller, Right};
 use super::coding::Coding;
-use super::content::{Content, StoredBlock, StoredMetadata};
+use super::content::{Content, Description, StoredBlock, StoredMetadata};
 use super::file_metadata::SharedText;
 use super::namespace::{Namespace, directory_need};
 use super::{Outcome, Store};
@@ -39,7 +39,7 @@ pub(crate) enum ChunkData {
 }
 
 impl ChunkData {
-    fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         match self {
             Self::Inline(bytes) => bytes.len() as u64,
             Self::Sealed(chunk) => chunk.len(),
@@ -47,7 +47,7 @@ impl ChunkData {
     }
 
     /// Fills `buf` from byte `at` on; the caller has checked the length.
-    fn read_at(&self, at: u64, buf: &mut [u8]) -> Outcome<()> {
+    pub(super) fn read_at(&self, at: u64, buf: &mut [u8]) -> Outcome<()> {
         match self {
             Self::Inline(bytes) => {
                 buf.copy_from_slice(&bytes[index(at)..][..buf.len()]);
@@ -342,7 +342,7 @@ impl Transfer {
         if progress.ended || taken {
             drop(progress);
             self.namespace.free([fresh.freeze()]);
-            store.freed.store(true, std::sync::atomic::Ordering::Relaxed);
+            store.note_freed();
             let fault = if taken { "came twice" } else { "came after the put ended" };
             return Err(invalid(format!("block {block_idx} of tensor {:?} {fault}", self.name)));
         }
@@ -352,30 +352,25 @@ impl Transfer {
         progress.stored_bytes += fresh.len_bytes();
         progress.filled += 1;
         progress.last_used = Instant::now();
-        progress.blocks[index(block_idx)] = Some(StoredBlock {
-            extent: fresh.freeze(),
-            is_raw: told.codec == CodecId::Raw,
-            escapes: told.escapes,
-            participating: told.participating,
-            raw_crc,
-        });
+        // The metadata of a put become the generation at index 0.
+        progress.blocks[index(block_idx)] = Some(StoredBlock::new(fresh.freeze(), told, 0, raw_crc));
         Ok(())
     }
 
-    /// Ends the transfer; gives its blocks, and how many of them came.
-    fn end(&self, store: &Store) -> (Vec<StoredBlock>, u64) {
+    /// Ends the transfer; gives the blocks that came.
+    fn end(&self, store: &Store) -> Vec<StoredBlock> {
         let mut progress = self.progress.lock();
         if !std::mem::replace(&mut progress.ended, true) {
             self.namespace.count_put(false);
         }
         store.budget.unreserve(std::mem::take(&mut progress.reserved_bytes));
-        (std::mem::take(&mut progress.blocks).into_iter().flatten().collect(), progress.stored_bytes)
+        std::mem::take(&mut progress.blocks).into_iter().flatten().collect()
     }
 
     fn abort(&self, store: &Store) {
-        let (blocks, _) = self.end(store);
+        let blocks = self.end(store);
         self.free(blocks);
-        store.freed.store(true, std::sync::atomic::Ordering::Relaxed);
+        store.note_freed();
     }
 
     fn free(&self, blocks: Vec<StoredBlock>) {
@@ -390,12 +385,12 @@ impl Transfer {
         let mut fresh = store.allocate(&self.namespace, bytes.len() as u64)?;
         fresh.write(0, bytes);
         let len = u32::try_from(bytes.len()).expect("an extent is at most a segment");
-        Ok(Some(StoredMetadata { number, len, extent: fresh.freeze() }))
+        Ok(Some(StoredMetadata::new(number, len, fresh.freeze())))
     }
 
     fn commit(&self, store: &Store) -> Outcome<Entry> {
         let filled = self.progress.lock().filled;
-        let (blocks, stored_bytes) = self.end(store);
+        let blocks = self.end(store);
         let n_blocks = self.geometry.n_blocks();
         if filled < n_blocks {
             self.free(blocks);
@@ -419,23 +414,18 @@ impl Transfer {
                 return Err(refusal);
             }
         };
-        let metadata_bytes = metadata.as_ref().map_or(0, |metadata| metadata.extent.len_bytes());
-        let mut content = Content {
+        let coded = coding.filter(|_| metadata.is_some());
+        let described = Description {
             geometry: self.geometry,
             shape: self.shape.clone(),
             row_elems: self.row_elems,
-            codec: if metadata.is_some() {
-                coding.map_or(CodecId::Raw, |coding| coding.codec)
-            } else {
-                CodecId::Raw
-            },
-            blocks,
-            metadata,
-            stored_bytes: stored_bytes + metadata_bytes,
-            predicted_bytes: coding.map_or(stored_bytes, |coding| coding.predicted_bytes),
+            choice: self.choice,
+            codec: coded.map_or(CodecId::Raw, |coding| coding.codec),
+            predicted_bytes: coding.map(|coding| coding.predicted_bytes),
             runner_up: coding.and_then(|coding| coding.runner_up),
             file_metadata: self.file_metadata.as_ref().map(Arc::clone),
         };
+        let mut content = Content::new(described, blocks, metadata);
         loop {
             content = match self.namespace.publish(&self.name, content, self.overwrite)? {
                 Ok(entry) => return Ok(entry),

@@ -1,0 +1,310 @@
+//! The background thread: folds overlays, refits tensors that have drifted.
+//!
+//! It works in steps of at most one block, and sleeps between them so that it takes no more than its share of one core.
+//! It waits while readers hold back more retired memory than `max_held_percent` allows.
+//! A step that fails is noted for its tensor and tried again later; a panic of the thread ends the daemon, since it may
+//! have left something half done.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Receiver, RecvTimeoutError};
+use parking_lot::Mutex;
+use tierpack_shm::message::{ErrorCode, RefitState, Refusal};
+use tierpack_shm::stats::BackgroundStats;
+
+use super::namespace::{Due, Namespace, Target};
+use super::refit::{RefitTask, end_refit};
+use super::update::Workspace;
+use super::{Outcome, Store};
+use crate::config::{Config, RefitMode};
+use crate::error::{Error, Result};
+use crate::server::events::{Event, Events};
+use crate::shutdown::Shutdown;
+
+/// How often it looks for something to do.
+const TICK: Duration = Duration::from_millis(50);
+/// The shortest sleep that is worth one.
+const LEAST_SLEEP: Duration = Duration::from_millis(1);
+
+/// What the thread tells the stats.
+#[derive(Debug)]
+pub(crate) struct Record {
+    refit: RefitMode,
+    inner: Mutex<Done>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    state: &'static str,
+    folds: u64,
+    refits: u64,
+    pub(super) rewritten_bytes: u64,
+    failures: u64,
+    last_failure: Option<String>,
+    last_success: Option<Instant>,
+}
+
+impl Record {
+    pub(super) fn new(refit: RefitMode) -> Self {
+        Self { refit, inner: Mutex::new(Done { state: "idle", ..Done::default() }) }
+    }
+
+    pub(super) fn note(&self, change: impl FnOnce(&mut Done)) {
+        change(&mut self.inner.lock());
+    }
+
+    pub(crate) fn stats(&self) -> BackgroundStats {
+        let done = self.inner.lock();
+        let mut stats = BackgroundStats::default();
+        done.state.clone_into(&mut stats.state);
+        match self.refit {
+            RefitMode::Auto => "auto",
+            RefitMode::Manual => "manual",
+        }
+        .clone_into(&mut stats.refit);
+        stats.folds = done.folds;
+        stats.refits = done.refits;
+        stats.rewritten_bytes = done.rewritten_bytes;
+        stats.failures = done.failures;
+        stats.last_failure.clone_from(&done.last_failure);
+        let age = done.last_success.map(|at| at.elapsed().as_millis());
+        stats.last_success_ms = age.map(|age| u64::try_from(age).unwrap_or(u64::MAX));
+        stats
+    }
+}
+
+/// The thread and how to end it.
+#[derive(Debug)]
+pub(crate) struct BackgroundThread {
+    shutdown: Shutdown,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl BackgroundThread {
+    pub(crate) fn start(
+        config: &Config,
+        store: Arc<Store>,
+        tasks: Receiver<RefitTask>,
+        events: Events,
+    ) -> Result<Self> {
+        let (name, shutdown) = ("background", Shutdown::new()?);
+        let mut background = Background {
+            store,
+            tasks,
+            shutdown: shutdown.clone(),
+            is_auto: config.refit() == RefitMode::Auto,
+            gain_percent: config.refit_gain_percent(),
+            cpu_percent: u32::try_from(config.refit_cpu_percent()).unwrap_or(100),
+            jobs: VecDeque::new(),
+            work: Workspace::default(),
+            debt: Duration::ZERO,
+        };
+        let run = move || {
+            if catch_unwind(AssertUnwindSafe(|| background.run())).is_err() {
+                events.send(Event::Panicked("the background thread panicked".to_owned()));
+            }
+        };
+        let started = thread::Builder::new().name(name.to_owned()).spawn(run);
+        Ok(Self { shutdown, thread: Some(started.map_err(|source| Error::Thread { name, source })?) })
+    }
+
+    /// Ends the thread after its step; what it has not finished goes on when the daemon does, or never.
+    pub(crate) fn stop(&mut self) {
+        self.shutdown.trigger();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join().is_ok();
+        }
+    }
+}
+
+impl Drop for BackgroundThread {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What is under way.
+#[derive(Debug)]
+enum Job {
+    /// Overlays of a tensor are folded, from this block on.
+    Fold { namespace: Arc<Namespace>, target: Target, from: u64 },
+    /// A tensor is looked at, and refitted if that promises enough.
+    Look { namespace: Arc<Namespace>, target: Target },
+    /// A refit begins.
+    Begin(RefitTask),
+    /// A refit goes on from this block.
+    Refit { namespace: Arc<Namespace>, target: Target, from: u64 },
+}
+
+struct Background {
+    store: Arc<Store>,
+    tasks: Receiver<RefitTask>,
+    shutdown: Shutdown,
+    is_auto: bool,
+    gain_percent: u64,
+    cpu_percent: u32,
+    jobs: VecDeque<Job>,
+    work: Workspace,
+    /// Time that it has yet to sleep for what it has worked.
+    debt: Duration,
+}
+
+impl Background {
+    fn run(&mut self) {
+        let mut next_look = Instant::now();
+        while !self.shutdown.is_triggered() {
+            let wait = if self.jobs.is_empty() { TICK } else { self.debt.min(TICK) };
+            if self.jobs.is_empty() || self.debt >= LEAST_SLEEP {
+                let slept = Instant::now();
+                match self.tasks.recv_timeout(wait) {
+                    Ok(task) => self.jobs.push_back(Job::Begin(task)),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    // The store is gone, and with it everything to do.
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+                self.debt = self.debt.saturating_sub(slept.elapsed());
+            }
+            if Instant::now() >= next_look {
+                next_look = Instant::now() + TICK;
+                self.look_around();
+            }
+            if self.jobs.is_empty() {
+                self.store.background.note(|done| done.state = "idle");
+            } else if self.debt < LEAST_SLEEP {
+                self.step();
+            }
+        }
+    }
+
+    /// Finds tensors with something to do that are not under way yet.
+    fn look_around(&mut self) {
+        for namespace in self.store.namespaces() {
+            for (target, due) in namespace.due(self.is_auto) {
+                if self.jobs.iter().any(|job| job.is_for(&namespace, &target)) {
+                    continue;
+                }
+                let namespace = Arc::clone(&namespace);
+                self.jobs.push_back(match due {
+                    Due::Fold => Job::Fold { namespace, target, from: 0 },
+                    Due::Look => Job::Look { namespace, target },
+                });
+            }
+        }
+    }
+
+    /// One step of the next job; what is not finished goes to the end of the line.
+    fn step(&mut self) {
+        let Some(job) = self.jobs.pop_front() else { return };
+        if self.is_held(&job) {
+            self.jobs.push_back(job);
+            // Nothing but the end of leases helps: sleep as if it had worked.
+            self.debt += TICK;
+            return self.store.background.note(|done| done.state = "held");
+        }
+        let (namespace, target) = job.of();
+        let (namespace, target) = (Arc::clone(namespace), target.clone());
+        self.store.background.note(|done| done.state = "working");
+        let started = Instant::now();
+        let outcome = self.carry_out(job);
+        self.store.background.note(|done| match &outcome {
+            Ok(_) => done.last_success = Some(Instant::now()),
+            Err(refusal) if is_gone(refusal) => {}
+            Err(refusal) => {
+                done.failures += 1;
+                done.last_failure = Some(refusal.text.clone());
+            }
+        });
+        match outcome {
+            Ok(Some(next)) => self.jobs.push_back(next),
+            Ok(None) => {}
+            Err(refusal) if is_gone(&refusal) => {}
+            Err(refusal) => fail(&namespace, &target, &refusal),
+        }
+        self.store.reclaim();
+        self.debt += started.elapsed() * (100 - self.cpu_percent) / self.cpu_percent;
+    }
+
+    /// Whether readers hold back too much for another block to be stored anew.
+    fn is_held(&self, job: &Job) -> bool {
+        let (namespace, target) = job.of();
+        let is_held = self.store.held_bytes() > self.store.max_held_bytes;
+        if is_held && matches!(job, Job::Refit { .. } | Job::Begin(_)) {
+            let noted = namespace.record(&target.key, |record| record.state = RefitState::Held);
+            let _ = noted.is_ok();
+        }
+        is_held
+    }
+
+    fn carry_out(&mut self, job: Job) -> Outcome<Option<Job>> {
+        let store = Arc::clone(&self.store);
+        match job {
+            Job::Fold { namespace, target, from } => {
+                let Some(block_idx) = namespace.next_overlaid(&target.key, from)? else { return Ok(None) };
+                let raw_bytes = store.rewrite(&namespace, &target, block_idx, &mut self.work)?;
+                store.background.note(|done| {
+                    done.folds += 1;
+                    done.rewritten_bytes += raw_bytes;
+                });
+                Ok(Some(Job::Fold { namespace, target, from: block_idx + 1 }))
+            }
+            Job::Look { namespace, target } => {
+                let plan = store.plan(&namespace, &target)?;
+                let (tensor, gain_percent) = (&target.key.name, plan.gain_percent());
+                tracing::debug!(tensor, gain_percent, codec = %plan.codec(), "looked at a tensor");
+                let is_wanted = gain_percent >= self.gain_percent;
+                Ok(is_wanted.then_some(Job::Begin(RefitTask { namespace, target, plan })))
+            }
+            Job::Begin(RefitTask { namespace, target, plan }) => {
+                store.begin_refit(&namespace, &target, plan)?;
+                Ok(Some(Job::Refit { namespace, target, from: 0 }))
+            }
+            Job::Refit { namespace, target, from } => {
+                let next = store.refit_block(&namespace, &target, from, &mut self.work)?;
+                if next.is_none() {
+                    store.background.note(|done| done.refits += 1);
+                    let drift = namespace.drift(&target.key)?;
+                    tracing::debug!(
+                        tensor = target.key.name,
+                        generation = drift.generation,
+                        bytes = drift.stored_bytes,
+                        "refitted a tensor"
+                    );
+                }
+                Ok(next.map(|from| Job::Refit { namespace, target, from }))
+            }
+        }
+    }
+}
+
+/// Whether a job ended because its tensor is gone: that is no failure.
+fn is_gone(refusal: &Refusal) -> bool {
+    matches!(refusal.code(), Some(ErrorCode::NotFound | ErrorCode::Replaced))
+}
+
+/// Notes why a job failed.
+fn fail(namespace: &Namespace, target: &Target, refusal: &Refusal) {
+    let (tensor, reason) = (&target.key.name, &refusal.text);
+    tracing::warn!(namespace = namespace.name, tensor, reason, "background work failed");
+    end_refit(namespace, &target.key, Some(refusal.text.clone()));
+    namespace.note_failure(&target.key);
+}
+
+impl Job {
+    fn of(&self) -> (&Arc<Namespace>, &Target) {
+        match self {
+            Self::Fold { namespace, target, .. }
+            | Self::Look { namespace, target }
+            | Self::Begin(RefitTask { namespace, target, .. })
+            | Self::Refit { namespace, target, .. } => (namespace, target),
+        }
+    }
+
+    fn is_for(&self, namespace: &Namespace, target: &Target) -> bool {
+        let (of, found) = self.of();
+        of.id == namespace.id && found.key == target.key
+    }
+}

@@ -1,0 +1,288 @@
+//! Blocks of visible tensors: copied out to be read without the lock, and stored anew.
+//!
+//! A block is changed by whoever holds its tensor's `writing` lock, from the word that it read; readers see the old
+//! word or the new one.
+
+use tierpack_shm::message::{ErrorCode, Refusal};
+use tierpack_shm::publish::{load_word, publish_word};
+use tierpack_shm::ring::Changed;
+use tierpack_shm::types::{BlockWord, CodecId, Extent, index};
+
+use super::{Inner, Key, Namespace};
+use crate::store::Outcome;
+use crate::store::content::{Leftover, StoredBlock, StoredMetadata, StoredOverlay};
+
+/// The stored bytes of one block and of its overlays, and the word that they were found under.
+#[derive(Debug)]
+pub(crate) struct BlockCopy {
+    pub(crate) word: BlockWord,
+    pub(crate) bytes: Vec<u8>,
+    /// From the oldest to the newest.
+    pub(crate) overlays: Vec<Vec<u8>>,
+    /// The number of its metadata, unless it is raw.
+    pub(crate) generation: Option<u32>,
+    pub(crate) raw_crc: u32,
+}
+
+/// How a block stands, without its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockState {
+    pub(crate) word: BlockWord,
+    pub(crate) overlays: u64,
+    /// Rows that they hold, each as often as they hold it.
+    pub(crate) overlay_rows: u64,
+}
+
+/// What a block is to become.
+#[derive(Debug)]
+pub(crate) struct Change {
+    pub(crate) block_idx: u64,
+    /// The word that it was made from.
+    pub(crate) from: BlockWord,
+    pub(crate) to: Stored,
+}
+
+/// What was stored for a block.
+#[derive(Debug)]
+pub(crate) enum Stored {
+    /// Another block in its place.
+    Block(StoredBlock),
+    /// An overlay over it.
+    Overlay(StoredOverlay),
+}
+
+impl Change {
+    pub(crate) fn into_extent(self) -> Extent {
+        match self.to {
+            Stored::Block(block) => block.extent,
+            Stored::Overlay(overlay) => overlay.extent,
+        }
+    }
+
+    fn len_bytes(&self) -> u64 {
+        match &self.to {
+            Stored::Block(block) => block.extent.len_bytes(),
+            Stored::Overlay(overlay) => overlay.extent.len_bytes(),
+        }
+    }
+}
+
+/// Whether the changes of a request count as an update, or leave every value as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    /// New values, within the quota.
+    Update,
+    /// The same values in other bytes.
+    Rewrite,
+}
+
+/// A generation that begins: what new blocks are encoded with.
+#[derive(Debug)]
+pub(crate) struct NewGeneration {
+    pub(crate) codec: CodecId,
+    /// Number, bytes, and where they are stored; `None` for `raw`.
+    pub(crate) metadata: Option<(u32, u32, Extent)>,
+    pub(crate) predicted_bytes: u64,
+}
+
+impl Namespace {
+    pub(crate) fn copy_block(&self, key: &Key, block_idx: u64) -> Outcome<BlockCopy> {
+        let mut inner = self.inner.lock();
+        let word = self.word(&mut inner, key, block_idx)?;
+        let inner = &*inner;
+        let content = &inner.tensors[&key.name].content;
+        let block = content.block(block_idx).ok_or_else(|| self.not_found(&key.name))?;
+        let copy = |extent: &Extent| inner.data.bytes(extent).expect("the extent is this tensor's").to_vec();
+        let metadata = content.generations.get(block.generation_idx).filter(|_| !block.is_raw);
+        Ok(BlockCopy {
+            word,
+            bytes: copy(&block.extent),
+            overlays: block.overlays.iter().map(|overlay| copy(&overlay.extent)).collect(),
+            generation: metadata.map(|metadata| metadata.number),
+            raw_crc: block.raw_crc,
+        })
+    }
+
+    pub(crate) fn block_state(&self, key: &Key, block_idx: u64) -> Outcome<BlockState> {
+        let mut inner = self.inner.lock();
+        let word = self.word(&mut inner, key, block_idx)?;
+        let block = inner.tensors[&key.name].content.block(block_idx);
+        let (overlays, overlay_rows) =
+            block.map_or((0, 0), |block| (block.overlays.len() as u64, block.overlay_rows()));
+        Ok(BlockState { word, overlays, overlay_rows })
+    }
+
+    fn word(&self, inner: &mut Inner, key: &Key, block_idx: u64) -> Outcome<BlockWord> {
+        self.keyed(inner, key)?;
+        let words = inner.tensors[&key.name].words(&inner.directory);
+        words.get(index(block_idx)).map(load_word).ok_or_else(|| self.not_found(&key.name))
+    }
+
+    /// The bytes of metadata by their number; `None` when that generation is gone.
+    pub(crate) fn copy_metadata(&self, key: &Key, number: u32) -> Outcome<Option<Vec<u8>>> {
+        let mut inner = self.inner.lock();
+        self.keyed(&mut inner, key)?;
+        let found = inner.tensors[&key.name].content.generations.by_number(number);
+        Ok(found.map(|metadata| {
+            let bytes = inner.data.bytes(&metadata.extent).expect("the extent is this tensor's");
+            bytes[..index(u64::from(metadata.len))].to_vec()
+        }))
+    }
+
+    /// Index and number of the generation that blocks are encoded with now.
+    pub(crate) fn current_generation(&self, key: &Key) -> Outcome<Option<(u8, u32)>> {
+        let mut inner = self.inner.lock();
+        Ok(self.keyed(&mut inner, key)?.content.generations.current())
+    }
+
+    /// The first block from `from` on that a refit has something to do with.
+    pub(crate) fn next_stale(&self, key: &Key, from: u64) -> Outcome<Option<u64>> {
+        let mut inner = self.inner.lock();
+        let content = &self.keyed(&mut inner, key)?.content;
+        Ok((from..content.n_blocks()).find(|&block_idx| content.is_stale(block_idx)))
+    }
+
+    /// Blocks that a refit has something to do with.
+    pub(crate) fn count_stale(&self, key: &Key) -> Outcome<u64> {
+        let mut inner = self.inner.lock();
+        let content = &self.keyed(&mut inner, key)?.content;
+        Ok((0..content.n_blocks()).filter(|&block_idx| content.is_stale(block_idx)).count() as u64)
+    }
+
+    /// The number that the next generation gets.
+    pub(crate) fn next_generation(&self, key: &Key) -> Outcome<u32> {
+        let mut inner = self.inner.lock();
+        let next = self.keyed(&mut inner, key)?.content.generations.next_number();
+        next.ok_or_else(|| {
+            let text = format!("tensor {:?} has had all 2^32 - 1 generations: put it again", key.name);
+            Refusal::new(ErrorCode::Limit, text)
+        })
+    }
+
+    /// The first block from `from` on that has overlays.
+    pub(crate) fn next_overlaid(&self, key: &Key, from: u64) -> Outcome<Option<u64>> {
+        let mut inner = self.inner.lock();
+        Ok(self.keyed(&mut inner, key)?.content.overlaid.range(from..).next().copied())
+    }
+
+    /// Begins a generation; the caller holds the tensor's `writing` lock.
+    ///
+    /// # Errors
+    /// Nothing is changed then, and the metadata's extent is free again.
+    pub(crate) fn begin_generation(&self, key: &Key, new: NewGeneration) -> Outcome<()> {
+        let mut inner = self.inner.lock();
+        let NewGeneration { codec, metadata, predicted_bytes } = new;
+        let checked = self.keyed(&mut inner, key).map(|tensor| tensor.content.generations.free_index());
+        let free_idx = match (checked, &metadata) {
+            (Ok(free_idx), Some(_)) => free_idx.ok_or_else(|| {
+                let text = format!(
+                    "all 16 generations of tensor {:?} are in use: readers hold leases on old ones",
+                    key.name
+                );
+                Refusal::new(ErrorCode::Limit, text)
+            }),
+            (Ok(_), None) => Ok(0),
+            (Err(refusal), _) => Err(refusal),
+        };
+        let generation_idx = match free_idx {
+            Ok(generation_idx) => generation_idx,
+            Err(refusal) => {
+                metadata.into_iter().for_each(|(.., extent)| inner.data.free(extent));
+                return Err(refusal);
+            }
+        };
+        let Inner { tensors, directory, stored_bytes, .. } = &mut *inner;
+        let tensor = tensors.get_mut(&key.name).expect("found above, under the same lock");
+        let mut leftover = Leftover::default();
+        let before = tensor.content.sums.stored_bytes;
+        let entered = metadata.map(|(number, len, extent)| {
+            let set = directory.set_generation(&tensor.generations, generation_idx, (number, len), &extent);
+            set.expect("the table is this tensor's");
+            (generation_idx, StoredMetadata::new(number, len, extent))
+        });
+        tensor.content.begin_generation(codec, entered, &mut leftover);
+        tensor.content.predicted_bytes = predicted_bytes;
+        tensor.content.runner_up = None;
+        *stored_bytes = *stored_bytes - before + tensor.content.sums.stored_bytes;
+        inner.retire_leftover(key.slot_idx, leftover)
+    }
+
+    /// Stores blocks of a tensor; the caller holds its `writing` lock. Gives the revision.
+    ///
+    /// Changes whose block has another word by now are handed back, with their extents free again.
+    ///
+    /// # Errors
+    /// Nothing is changed then, and every extent is free again.
+    pub(crate) fn store_blocks(
+        &self,
+        key: &Key,
+        changes: Vec<Change>,
+        intent: Intent,
+    ) -> Outcome<(u64, Vec<u64>)> {
+        let mut inner = self.inner.lock();
+        if let Err(refusal) = self.check_change(&mut inner, key, &changes, intent) {
+            changes.into_iter().for_each(|change| inner.data.free(change.into_extent()));
+            return Err(refusal);
+        }
+        let Inner { tensors, directory, data, stored_bytes, changed, .. } = &mut *inner;
+        let tensor = tensors.get_mut(&key.name).expect("checked above, under the same lock");
+        let (mut leftover, mut missed) = (Leftover::default(), Vec::new());
+        let before = tensor.content.sums.stored_bytes;
+        for change in changes {
+            let (block_idx, from) = (change.block_idx, change.from);
+            let word = &tensor.words(directory)[index(block_idx)];
+            let sequence = from.sequence().wrapping_add(1);
+            let to = match &change.to {
+                Stored::Block(block) => block.word(sequence),
+                Stored::Overlay(overlay) => {
+                    let (offset, generation_idx) = (overlay.extent.offset(), from.generation_idx());
+                    BlockWord::resident(offset, generation_idx, BlockWord::OVERLAY, sequence)
+                }
+            };
+            if publish_word(word, from, to).is_err() {
+                missed.push(block_idx);
+                data.free(change.into_extent());
+                continue;
+            }
+            directory.push_changed(Changed { slot: key.slot_idx, block_idx });
+            match change.to {
+                Stored::Block(block) => tensor.content.replace(block_idx, block, &mut leftover),
+                Stored::Overlay(overlay) => tensor.content.cover(block_idx, overlay),
+            }
+            let changed =
+                if intent == Intent::Update { tensor.content.geometry.block(block_idx).raw_bytes } else { 0 };
+            tensor.note_change(changed);
+        }
+        *stored_bytes = *stored_bytes - before + tensor.content.sums.stored_bytes;
+        let revision = match intent {
+            Intent::Update => {
+                changed.insert(key.name.clone());
+                directory.count_update(&tensor.table).expect("the table is this tensor's")
+            }
+            Intent::Rewrite => tensor.revision(directory),
+        };
+        inner.retire_leftover(key.slot_idx, leftover)?;
+        Ok((revision, missed))
+    }
+
+    /// Refuses changes of a tensor that is gone, beyond the quota, or at the end of the clock.
+    fn check_change(&self, inner: &mut Inner, key: &Key, changes: &[Change], intent: Intent) -> Outcome<()> {
+        self.keyed(inner, key)?;
+        if inner.directory.epoch() >= tierpack_shm::epoch::MAX_EPOCH - 1 {
+            let text = "the epoch of this namespace is at its end: restart the daemon";
+            return Err(Refusal::new(ErrorCode::Internal, text));
+        }
+        if intent == Intent::Rewrite {
+            return Ok(());
+        }
+        let content = &inner.tensors[&key.name].content;
+        let replaced = |change: &Change| match &change.to {
+            Stored::Block(_) => content.block(change.block_idx).map_or(0, StoredBlock::stored_bytes),
+            Stored::Overlay(_) => 0,
+        };
+        let more: u64 = changes.iter().map(Change::len_bytes).sum();
+        let less: u64 = changes.iter().map(replaced).sum();
+        let after = (content.sums.stored_bytes + more).saturating_sub(less);
+        inner.check_quota(&self.name, &key.name, after)
+    }
+}

@@ -1,0 +1,207 @@
+//! Updates: new values for rows of a visible tensor.
+//!
+//! A few rows of a block become an overlay over it; many of them, or one overlay too many, and the block is encoded
+//! anew in the same publication. Background folding does the same later: see the module `refit`.
+//! The blocks of an update are prepared first and stored in one go, so that a refused update changes nothing.
+//!
+//! Whoever stores blocks of a tensor holds its `writing` lock: updates are visible in the order of their revisions.
+
+use std::collections::BTreeMap;
+
+use crc32c::crc32c;
+use tierpack_kernels::codec::{Encoding, encode_block};
+use tierpack_kernels::geometry::Geometry;
+use tierpack_shm::layout::overlay::MAX_CHAIN;
+use tierpack_shm::message::{ErrorCode, MAX_CHUNK_BYTES, Refusal, Update};
+use tierpack_shm::overlay;
+use tierpack_shm::types::{BlockWord, index};
+
+use super::access::{Caller, Right};
+use super::content::{StoredBlock, StoredOverlay};
+use super::decoding::Coders;
+use super::namespace::{Change, Intent, Namespace, Stored, Target};
+use super::transfer::ChunkData;
+use super::{Outcome, Store};
+
+/// Overlays of a block hold at most one row in so many; beyond that the block is encoded anew.
+const OVERLAY_SHARE: u64 = 4;
+
+/// The pieces of an update that lie in one block: each row's bytes by its number within the block.
+type Rows<'a> = BTreeMap<u32, &'a [u8]>;
+
+/// Room that the blocks of one request are worked on in.
+#[derive(Debug, Default)]
+pub(super) struct Workspace {
+    coders: Coders,
+    raw: Vec<u8>,
+    encoded: Vec<u8>,
+}
+
+fn invalid(text: impl Into<String>) -> Refusal {
+    Refusal::new(ErrorCode::Invalid, text)
+}
+
+impl Store {
+    /// Carries out one request; gives the new revision.
+    pub(crate) fn update(&self, caller: &Caller, update: &Update, data: &ChunkData) -> Outcome<u64> {
+        let namespace = self.namespace(&update.namespace)?;
+        namespace.check(caller, Right::Write)?;
+        let target = namespace.target(&update.name, Some(update.slot))?;
+        if !target.geometry.is_gatherable() {
+            return Err(invalid(format!("tensor {:?} has no rows that could be updated", update.name)));
+        }
+        if data.len() > MAX_CHUNK_BYTES {
+            let len = data.len();
+            return Err(invalid(format!("update of {len} bytes is over the limit of {MAX_CHUNK_BYTES}")));
+        }
+        let mut bytes = vec![0; index(data.len())];
+        data.read_at(0, &mut bytes)?;
+        let blocks = by_block(&target.geometry, update.n_pieces, &bytes)
+            .map_err(|fault| invalid(format!("update of tensor {:?}: {fault}", update.name)))?;
+        let _writing = target.writing.lock();
+        let (mut changes, mut work) = (Vec::with_capacity(blocks.len()), Workspace::default());
+        for (block_idx, rows) in &blocks {
+            match self.change(&namespace, &target, *block_idx, rows, &mut work) {
+                Ok(change) => changes.push(change),
+                Err(refusal) => {
+                    namespace.free(changes.into_iter().map(Change::into_extent));
+                    self.note_freed();
+                    return Err(refusal);
+                }
+            }
+        }
+        let (revision, missed) = namespace.store_blocks(&target.key, changes, Intent::Update)?;
+        assert!(missed.is_empty(), "only the holder of the writing lock stores blocks of a tensor");
+        Ok(revision)
+    }
+
+    /// What a block is to become with these rows in it.
+    fn change(
+        &self,
+        namespace: &Namespace,
+        target: &Target,
+        block_idx: u64,
+        rows: &Rows<'_>,
+        work: &mut Workspace,
+    ) -> Outcome<Change> {
+        let shape = target.geometry.block(block_idx);
+        let state = namespace.block_state(&target.key, block_idx)?;
+        let (n_rows, from) = (rows.len() as u64, state.word);
+        let overlaid = state.overlay_rows.saturating_add(n_rows);
+        if state.overlays < MAX_CHAIN && overlaid.saturating_mul(OVERLAY_SHARE) <= shape.rows {
+            let sorted = rows.iter().map(|(row, bytes)| (*row, *bytes));
+            overlay::encode(from, state.overlays, shape.row_bytes, sorted, &mut work.encoded);
+            let mut fresh = self.allocate(namespace, work.encoded.len() as u64)?;
+            fresh.write(0, &work.encoded);
+            let stored = StoredOverlay { extent: fresh.freeze(), n_rows };
+            return Ok(Change { block_idx, from, to: Stored::Overlay(stored) });
+        }
+        if n_rows < shape.rows {
+            namespace.read_block(target, block_idx, &mut work.coders, &mut work.raw)?;
+        } else {
+            work.raw.resize(index(shape.raw_bytes), 0);
+        }
+        let row_bytes = index(shape.row_bytes);
+        for (row, bytes) in rows {
+            work.raw[index(u64::from(*row)) * row_bytes..][..row_bytes].copy_from_slice(bytes);
+        }
+        self.encode_anew(namespace, target, (block_idx, from), work)
+    }
+
+    /// Encodes the raw bytes in `work` with the current generation and stores them, not yet visible.
+    pub(super) fn encode_anew(
+        &self,
+        namespace: &Namespace,
+        target: &Target,
+        (block_idx, from): (u64, BlockWord),
+        work: &mut Workspace,
+    ) -> Outcome<Change> {
+        let Workspace { coders, raw, encoded } = work;
+        let current = namespace.current_generation(&target.key)?;
+        if let Some((_, number)) = current {
+            match namespace.load_coder(target, number, coders)? {
+                Ok(true) => {}
+                // The current generation ends only by the holder of the writing lock, or with the tensor.
+                Ok(false) => return Err(namespace.damaged(target, block_idx, "its generation is gone")),
+                Err(fault) => return Err(namespace.damaged(target, block_idx, &fault)),
+            }
+        }
+        let coder = current.and_then(|(_, number)| coders.get(number));
+        let encoding = coder.map_or(Encoding::Raw, Encoding::Coded);
+        let told = encode_block(encoding, &target.geometry, block_idx, raw, encoded)
+            .map_err(|error| namespace.damaged(target, block_idx, &error.to_string()))?;
+        let mut fresh = self.allocate(namespace, encoded.len() as u64)?;
+        fresh.write(0, encoded);
+        let generation_idx = current.map_or(0, |(generation_idx, _)| generation_idx);
+        let block = StoredBlock::new(fresh.freeze(), told, generation_idx, crc32c(raw));
+        Ok(Change { block_idx, from, to: Stored::Block(block) })
+    }
+
+    /// Puts the overlays of a tensor into its blocks, for a caller who waits for it.
+    pub(crate) fn fold(&self, caller: &Caller, namespace: &str, name: &str) -> Outcome<()> {
+        let namespace = self.readable(namespace, caller)?;
+        let target = namespace.target(name, None)?;
+        let (mut work, mut from) = (Workspace::default(), 0);
+        while let Some(block_idx) = namespace.next_overlaid(&target.key, from)? {
+            self.rewrite(&namespace, &target, block_idx, &mut work)?;
+            from = block_idx + 1;
+        }
+        self.reclaim();
+        Ok(())
+    }
+
+    /// Stores a block anew as it is now, overlays included, with the current generation; gives its raw bytes.
+    ///
+    /// What takes time is done without the writing lock, unless updates come between again and again.
+    pub(super) fn rewrite(
+        &self,
+        namespace: &Namespace,
+        target: &Target,
+        block_idx: u64,
+        work: &mut Workspace,
+    ) -> Outcome<u64> {
+        const TRIES: usize = 3;
+        for attempt in 0..=TRIES {
+            let patient = (attempt == TRIES).then(|| target.writing.lock());
+            let copied = namespace.read_block(target, block_idx, &mut work.coders, &mut work.raw)?;
+            let change = self.encode_anew(namespace, target, (block_idx, copied.word), work)?;
+            let _writing = patient.is_none().then(|| target.writing.lock());
+            let (_, missed) = namespace.store_blocks(&target.key, vec![change], Intent::Rewrite)?;
+            if missed.is_empty() {
+                break;
+            }
+            self.note_freed();
+        }
+        Ok(work.raw.len() as u64)
+    }
+}
+
+/// Sorts the pieces of an update into blocks; a piece that is named twice keeps its last value.
+fn by_block<'a>(
+    geometry: &Geometry,
+    n_pieces: u64,
+    bytes: &'a [u8],
+) -> Result<BTreeMap<u64, Rows<'a>>, String> {
+    let numbers_len = n_pieces.checked_mul(8).filter(|len| *len <= bytes.len() as u64);
+    let numbers_len =
+        numbers_len.ok_or_else(|| format!("{} bytes do not hold {n_pieces} row numbers", bytes.len()))?;
+    let (numbers, mut rest) = bytes.split_at(index(numbers_len));
+    let (pieces, n_rows) = (geometry.pieces_per_row().max(1), geometry.n_rows());
+    let mut blocks: BTreeMap<u64, Rows<'a>> = BTreeMap::new();
+    for (position, number) in numbers.as_chunks().0.iter().enumerate() {
+        let number = u64::from_le_bytes(*number);
+        if number / pieces >= n_rows {
+            return Err(format!("row {} at position {position} is not below {n_rows}", number / pieces));
+        }
+        let (first_block, row_in_block) = geometry.locate(number / pieces);
+        let block_idx = first_block + number % pieces;
+        let len = index(geometry.block(block_idx).row_bytes);
+        let (row, after) = rest
+            .split_at_checked(len)
+            .ok_or_else(|| format!("its bytes end within the row at position {position}"))?;
+        rest = after;
+        let row_in_block = u32::try_from(row_in_block).map_err(|_| "a block has too many rows".to_owned())?;
+        blocks.entry(block_idx).or_default().insert(row_in_block, row);
+    }
+    if rest.is_empty() { Ok(blocks) } else { Err(format!("{} bytes are left over", rest.len())) }
+}
