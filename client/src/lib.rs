@@ -1,6 +1,6 @@
 //! The TierPack client: what a program links to keep its tensors in a machine's one pool and to read them from there.
 //!
-//! The job: connect to a daemon, put tensors, and get, gather or view them.
+//! The job: connect to a daemon, put and update tensors, and get, gather or view them.
 //! `open` asks the daemon once; after that a read touches shared memory only: no system call, no lock, no message.
 //!
 //! Limits: only the daemon writes the pool, so every change goes through it.
