@@ -5,6 +5,7 @@ use std::ops::{Deref, Range};
 
 use tierpack_kernels::codec;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::page::ACCESS_SAMPLE;
 use tierpack_shm::publish::load_word;
 use tierpack_shm::sync::AtomicU64;
@@ -30,6 +31,7 @@ where
         let raw_bytes = opened.geometry.block(block_idx).raw_bytes;
         let (target, left) = rest.split_at_mut_checked(index(raw_bytes)).ok_or(NoGuard::Corrupt)?;
         let word = word(words, block_idx)?;
+        reach(Point::CopyWordLoaded);
         if word.is_raw() {
             let block = block_bytes(guard, word, block_idx, raw_bytes)?;
             target.copy_from_slice(codec::raw_payload(block, raw_bytes).ok_or(NoGuard::Corrupt)?);
@@ -38,6 +40,9 @@ where
             decode_whole(guard, coder(guard, opened, word)?, word, target)?;
         }
         rest = left;
+        if !rest.is_empty() {
+            reach(Point::CopyBetweenBlocks);
+        }
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use tierpack_kernels::codec::{self, Rows, Scratch};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::prefetch;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::sync::AtomicU64;
 use tierpack_shm::types::{CodecId, index};
 
@@ -106,6 +107,7 @@ fn each_row<I: RowId, T: Copy>(
         ahead(&ring[(i + AHEAD / 2) % AHEAD]);
         let found = &mut ring[i % AHEAD];
         read(found, target)?;
+        reach(Point::GatherBetweenRows);
         if let Some(row) = later.next() {
             *found = find(row)?;
         }
@@ -155,6 +157,7 @@ where
     let geometry = &opened.geometry;
     let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
     let word = word(words, block_idx)?;
+    reach(Point::GatherWordLoaded);
     if word.is_raw() {
         let block = block_bytes(guard, word, block_idx, geometry.block(block_idx).raw_bytes)?;
         let row = codec::raw_row(block, geometry.row_bytes(), row_in_block).ok_or(NoGuard::Corrupt)?;
@@ -182,7 +185,9 @@ where
         let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
         if block_idx != last_idx {
             let raw_bytes = geometry.block(block_idx).raw_bytes;
-            block = block_bytes(guard, word(words, block_idx)?, block_idx, raw_bytes)?;
+            let word = word(words, block_idx)?;
+            reach(Point::GatherWordLoaded);
+            block = block_bytes(guard, word, block_idx, raw_bytes)?;
             last_idx = block_idx;
         }
         let row = codec::raw_row(block, geometry.row_bytes(), row_in_block).ok_or(NoGuard::Corrupt)?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tierpack_kernels::codec;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::page::Counter;
 use tierpack_shm::types::{BlockWord, CodecId, Dtype, index};
 
@@ -36,6 +37,7 @@ impl Handle {
             }
             let guard = opened.owned_guard()?;
             let words = block_words(&guard, opened.geometry.n_blocks())?;
+            reach(Point::ViewWordsLoaded);
             // Every block once, so that later no look at one has to wait for its segment.
             for (idx, &word) in (0_u64..).zip(&words) {
                 block_bytes(&guard, word, idx, opened.geometry.block(idx).raw_bytes)?;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::{getegid, geteuid};
 use parking_lot::{Mutex, RwLock};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::fork::random;
 use tierpack_shm::layout::MIN_SEGMENT_BYTES;
 use tierpack_shm::message::{ErrorCode, Refusal, SegmentId};
@@ -132,6 +133,7 @@ impl Store {
             }
             if let Some(segment) = self.grown_segment(namespace, kind, needed) {
                 let segment = segment?;
+                reach(Point::SegmentMade);
                 let len = segment.len();
                 let announce = |id, segment| {
                     self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment });

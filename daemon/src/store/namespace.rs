@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::directory::{Directory, Slot, SlotFields};
 use tierpack_shm::epoch::{Leases, Stamp};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, slot, table};
 use tierpack_shm::message::{Entry, ErrorCode, Refusal, SegmentId};
 use tierpack_shm::page::{ClientPage, NamespaceId};
@@ -239,6 +240,7 @@ impl Namespace {
             raw_bytes: content.geometry.raw_bytes(),
         };
         let publication = inner.directory.publish(&slot, fields).expect("the slot came from this directory");
+        reach(Point::PutPublished);
         inner.was_published = true;
         let tensor = Tensor { content, slot, publication, table, generations };
         let entry = tensor.entry(&self.name, name, &inner.directory);
@@ -306,6 +308,7 @@ impl Namespace {
                 inner.retired.push_back(retired);
                 continue;
             }
+            reach(Point::BeforeFree);
             retired.data.into_iter().for_each(|extent| inner.data.free(extent));
             retired.directory.into_iter().for_each(|extent| inner.directory.pool_mut().free(extent));
             retired.slot.into_iter().for_each(|slot| inner.directory.give_slot(slot));
@@ -414,6 +417,7 @@ impl Inner {
             let text = "the epoch of this namespace is at its end: restart the daemon";
             return Err(Refusal::new(ErrorCode::Internal, text));
         };
+        reach(Point::EpochStepped);
         self.retired.push_back(Retired {
             stamp,
             slot_idx: tensor.slot.idx(),
