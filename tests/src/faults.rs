@@ -68,17 +68,16 @@ impl Daemon {
     }
 }
 
-impl Process {
-    /// Whether it is stopped by a signal.
-    ///
-    /// # Panics
-    /// When it is gone.
-    pub fn is_stopped(&self) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
-        let stat = stat.expect("the process is alive");
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-    }
+/// Whether a process is stopped by a signal.
+///
+/// # Panics
+/// When it is gone.
+pub fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is alive");
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+}
 
+impl Process {
     /// Waits until it is stopped by a signal.
     ///
     /// # Panics
@@ -86,7 +85,7 @@ impl Process {
     pub fn wait_stopped(&mut self, what: &str) {
         eventually(what, || {
             assert!(self.is_running(), "a process ended that was to stop: {what}");
-            self.is_stopped().then_some(())
+            is_stopped(self.pid()).then_some(())
         });
     }
 

@@ -182,7 +182,7 @@ fn a_point_of_the_environment_acts_in_a_process_of_any_kind() {
     put(&daemon.client(), "a", (1, 1), RAW, ROWS).expect("room");
     let mut get = daemon.command();
     let out = daemon.dir().join("a.safetensors");
-    get.args(["get", "a", "--out"]).arg(&out).stdout(Stdio::null()).stderr(Stdio::null());
+    get.args(["get", "a", "--output"]).arg(&out).stdout(Stdio::null()).stderr(Stdio::null());
     get.env("FAILPOINTS", "client.get.between_blocks=2*off->return(kill)");
     Process::start(&mut get).wait_killed("a program that reads");
     assert!(!out.exists(), "the file of a program that was killed while it read");

@@ -153,6 +153,15 @@ fn stop(way: Way) -> String {
     }
     let fillers = fill(&client);
     stage.check_kept();
+    // What the client still needs has stayed, however full the pool is.
+    let pool = stage.daemon.stats().pool;
+    let holds = match way.point {
+        Point::SegmentUnmapping => pool.returning_bytes,
+        Point::ChunkSent | Point::BeforeCommit => pool.reserved_bytes + pool.used_bytes,
+        Point::SegmentReceived => 1,
+        _ => pool.held_bytes,
+    };
+    assert!(holds > 0, "{way:?}: {pool:?}");
     if full() {
         std::thread::sleep(std::time::Duration::from_millis(500));
     }
