@@ -1,7 +1,8 @@
 //! Every fault point: what happens to everybody else when a process dies, stops or fails there.
 //!
 //! [`plan`] says how each point is reached; it is a `match` without a rest, so that a new point needs a run.
-//! The runs are in three files: points of the daemon, points of a client, and points that fail by an errno.
+//! The runs are in files of their own: points of the daemon, points of a client, points that fail by an errno, and many
+//! clients at once.
 
 use std::io::Read;
 
@@ -16,15 +17,17 @@ mod client_points;
 mod daemon_points;
 #[path = "fault_points/errno_points.rs"]
 mod errno_points;
+#[path = "fault_points/storm.rs"]
+mod storm;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
-const SERVE: [&str; 4] = ["--pool-size", "48MiB", "--lock", "off"];
+const SERVE: [&str; 4] = ["--pool-size", "24MiB", "--lock", "off"];
 
 /// Rows of 512 bytes of a usual tensor: four blocks.
 const ROWS: u64 = 2048;
 /// Rows of one that needs segments of its own.
-const BIG_ROWS: u64 = 24 << 10;
+const BIG_ROWS: u64 = 16 << 10;
 /// Rows of one of those that fill the pool.
 const FILLER_ROWS: u64 = 2048;
 

@@ -4,7 +4,7 @@ use tierpack_client::Client;
 use tierpack_shm::faults::Point;
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::reports::FaultReport;
-use tierpack_tests::{Daemon, TestClient};
+use tierpack_tests::{Daemon, TestClient, eventually};
 
 use super::{BIG_ROWS, CLIENT, PROGRAM, Plan, RAW, ROWS, Runs, SERVE, is_version, plan, put, rounds};
 
@@ -128,6 +128,7 @@ fn by_client(point: Point, (who, errno, says): (Who, &str, &str)) -> String {
     let args = [&args[..], &["--tensor", tensor, "--tensor-id", id, "--codec", "raw"]].concat();
     let mut actor = TestClient::start(CLIENT, &stage.daemon, &args);
     assert!(actor.line().expect("a line").starts_with("ready"), "{what}");
+    let (descriptors, pid) = (descriptors_of(&mut actor), actor.process().pid());
     actor.tell("arm");
     assert_eq!(actor.line().as_deref(), Some("armed"), "{what}");
     let mut go = || -> FaultReport {
@@ -137,10 +138,13 @@ fn by_client(point: Point, (who, errno, says): (Who, &str, &str)) -> String {
     let right = FaultReport { version: Some(1), error: None };
     let heard = if who == Who::AttachedClient {
         // Its session ends, and the next read begins another one.
-        let sessions_before = stage.daemon.stats().requests;
+        let first = session_of(&stage.daemon, pid);
         put(&stage.client, "big", (3, 1), RAW, BIG_ROWS).expect("room");
-        assert_eq!(go(), right, "{what}");
-        assert_eq!(stage.daemon.stats().requests.sessions_ended, sessions_before.sessions_ended, "{what}");
+        eventually(&what, || {
+            assert_eq!(go(), right, "{what}");
+            (session_of(&stage.daemon, pid) > first).then_some(())
+        });
+        assert_eq!(stage.daemon.stats().requests.sessions_ended, 0, "{what}");
         stage.client.remove("big").expect("it is there");
         "it attaches again by itself".to_owned()
     } else {
@@ -151,12 +155,28 @@ fn by_client(point: Point, (who, errno, says): (Who, &str, &str)) -> String {
         error
     };
     assert_eq!(go(), right, "{what}: the next try works");
+    eventually(&format!("{what}: the end of what the client opened"), || {
+        (descriptors_of(&mut actor) <= descriptors).then_some(())
+    });
     drop(actor);
     if who == Who::PuttingClient {
         stage.client.remove("mine").expect("it was put");
     }
     stage.end(&what);
     format!("{errno} {who:?}: {heard}")
+}
+
+/// The number of the last session of a process.
+fn session_of(daemon: &Daemon, pid: u32) -> u64 {
+    let sessions = daemon.stats().sessions;
+    let own = sessions.iter().filter(|session| session.pid == i32::try_from(pid).ok());
+    own.map(|session| session.session).max().expect("it is connected")
+}
+
+/// Descriptors that a client has open.
+fn descriptors_of(client: &mut TestClient) -> usize {
+    let pid = client.process().pid();
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the client is alive").count()
 }
 
 #[test]
