@@ -40,6 +40,10 @@ macro_rules! points {
 }
 
 points! {
+    /// The daemon owns its path by the lock, and has bound no socket.
+    StartLocked = "daemon.start.locked",
+    /// Both sockets are bound: clients can connect, and nobody answers yet.
+    StartBound = "daemon.start.bound",
     /// A put is in the table with its room reserved; no chunk of it has come.
     PutBegun = "daemon.put.begun",
     /// A block is encoded into an extent that no put has yet.

@@ -1,8 +1,8 @@
 //! Every fault point: what happens to everybody else when a process dies, stops or fails there.
 //!
 //! [`plan`] says how each point is reached; it is a `match` without a rest, so that a new point needs a run.
-//! The runs are in files of their own: points of the daemon, points of a client, points that fail by an errno, and many
-//! clients at once.
+//! The runs are in files of their own: the start of a daemon, other points of a daemon, points of a client, points that
+//! fail by an errno, and many clients at once.
 
 use std::io::Read;
 
@@ -17,6 +17,8 @@ mod client_points;
 mod daemon_points;
 #[path = "fault_points/errno_points.rs"]
 mod errno_points;
+#[path = "fault_points/start_points.rs"]
+mod start_points;
 #[path = "fault_points/storm.rs"]
 mod storm;
 
@@ -52,6 +54,8 @@ type Operation = &'static str;
 /// How a point is reached.
 #[derive(Clone, Copy, Debug)]
 enum Plan {
+    /// By a daemon that starts.
+    Start,
     /// By the daemon, which carries out one of these.
     Daemon(&'static [Request]),
     /// By the thread of a client that calls one of these.
@@ -67,6 +71,7 @@ fn plan(point: Point) -> Plan {
         &[("get", RAW), ("get", CODED), ("gather", RAW), ("gather", CODED), ("view", RAW), ("attach", RAW)];
     const PUTS: &[Request] = &[Request::Put(RAW), Request::Put(CODED), Request::Overwrite(CODED)];
     match point {
+        Point::StartLocked | Point::StartBound => Plan::Start,
         Point::PutBegun | Point::PutEncoded | Point::PutBeforePublish => Plan::Daemon(PUTS),
         Point::PutPublished => Plan::Daemon(PUTS),
         Point::EpochStepped => {
