@@ -145,7 +145,7 @@ fn drain(client: &Client, fillers: u64) {
 
 /// Rounds over every run.
 fn rounds() -> usize {
-    if full() { 20 } else { 1 }
+    if full() { 10 } else { 1 }
 }
 
 /// The runs of one test, to be told at its end.

@@ -33,7 +33,6 @@ fn start(daemon: &Daemon, role: usize) -> TestClient {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "figures of a test run")]
 fn clients_that_die_at_random_points_leave_nothing_and_disturb_nobody() {
     let mut daemon = Daemon::start(PROGRAM, &["--pool-size", "48MiB", "--lock", "off"]);
     let client = daemon.client();
