@@ -3,6 +3,7 @@
 use nix::sys::signal::Signal;
 use tierpack_client::{Client, CodecId};
 use tierpack_shm::faults::Point;
+use tierpack_tests::faults::is_stopped;
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::reports::FaultReport;
 use tierpack_tests::{Daemon, TestClient, full};
@@ -166,6 +167,8 @@ fn stop(way: Way, meanwhile: Meanwhile) -> String {
     }
     let fillers = fill(&client);
     stage.check_kept();
+    // The kernel continues what is stopped in a process group whose shell has just ended: not what is tested here.
+    assert!(is_stopped(stage.actor.process().pid()), "{way:?}: somebody else has continued it");
     // What the client still needs has stayed, however full the pool is.
     let pool = stage.daemon.stats().pool;
     let holds = match way.point {
