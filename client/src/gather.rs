@@ -11,6 +11,7 @@ use tierpack_kernels::codec::{self, Rows, Scratch};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::prefetch;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::sync::AtomicU64;
 use tierpack_shm::types::{BlockWord, CodecId, index};
 
@@ -115,6 +116,7 @@ fn each_row<I: RowId, T: Copy, E>(
         ahead(&ring[(i + AHEAD / 2) % AHEAD]);
         let found = &mut ring[i % AHEAD];
         read(found, target)?;
+        reach(Point::GatherBetweenRows);
         if let Some(row) = later.next() {
             *found = find(row)?;
         }
@@ -162,6 +164,7 @@ where
 {
     let (block_idx, row_in_block) = coders.opened.geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
     let word = word(words, block_idx)?;
+    reach(Point::GatherWordLoaded);
     if word.is_overlay() {
         return find_changed(coders, word, block_idx, row_in_block);
     }
@@ -236,6 +239,7 @@ where
         let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
         if block_idx != last_idx {
             let word = word(words, block_idx)?;
+            reach(Point::GatherWordLoaded);
             if !word.is_raw() {
                 return Err(End::NotRaw);
             }
