@@ -1,6 +1,6 @@
 //! Decoding: blocks that are not raw, straight from the pool into the caller's buffer.
 //!
-//! A handle keeps one coder per index of the tensor's generation table, built at the first read that needs it; after
+//! A handle keeps coders by index of the tensor's generation table, built at the first read that needs it; after
 //! that a row costs no allocation.
 //! The geometry finds a row in its block's front; the block's header says how far the overflow goes.
 //!
@@ -12,7 +12,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
 use tierpack_kernels::block::{Block, HEADER_BYTES, stored_len};
@@ -27,21 +27,66 @@ use crate::handle::{Fault, Opened};
 
 /// The coders that a handle has built, by index in the generation table.
 #[derive(Debug, Default)]
-pub(crate) struct KeptCoders([ArcSwapOption<Coder>; index(ENTRIES)]);
+pub(crate) struct KeptCoders([KeptCoder; index(ENTRIES)]);
 
-type KeptCoder = arc_swap::Guard<Option<Arc<Coder>>>;
+/// The coders of one index.
+#[derive(Debug, Default)]
+struct KeptCoder {
+    /// Of the first generation that was read there: it stays, and so costs no count of who uses it.
+    first: OnceLock<Coder>,
+    /// Of the last one, where the index has been used again.
+    last: ArcSwapOption<Coder>,
+}
+
+/// A coder in use.
+enum Used<'a> {
+    First(&'a Coder),
+    Last(arc_swap::Guard<Option<Arc<Coder>>>),
+}
+
+impl Used<'_> {
+    #[inline]
+    fn coder(&self) -> Option<&Coder> {
+        match self {
+            Self::First(coder) => Some(coder),
+            Self::Last(coder) => coder.as_deref(),
+        }
+    }
+}
 
 impl KeptCoders {
     /// The coder of generation `number` at an index; `make` makes one where another or none is kept.
-    fn get(&self, idx: usize, number: u32, make: impl FnOnce() -> Option<Coder>) -> Option<KeptCoder> {
+    #[inline]
+    fn get(&self, idx: usize, number: u32, make: impl FnOnce() -> Option<Coder>) -> Option<Used<'_>> {
         let kept = self.0.get(idx)?;
-        let found = kept.load();
-        if found.as_ref().is_some_and(|coder| coder.generation() == number) {
-            return Some(found);
+        match kept.first.get() {
+            Some(coder) if coder.generation() == number => Some(Used::First(coder)),
+            first => kept.get_rare(first.is_none(), number, make),
         }
-        let fresh = Some(Arc::new(make()?));
-        kept.store(fresh.clone());
-        Some(KeptCoder::from_inner(fresh))
+    }
+}
+
+impl KeptCoder {
+    #[cold]
+    fn get_rare(
+        &self,
+        is_first: bool,
+        number: u32,
+        make: impl FnOnce() -> Option<Coder>,
+    ) -> Option<Used<'_>> {
+        let found = self.last.load();
+        if found.as_ref().is_some_and(|coder| coder.generation() == number) {
+            return Some(Used::Last(found));
+        }
+        let fresh = make()?;
+        if is_first {
+            // Another thread may have been faster; under its guard the index means the same as under ours.
+            let coder = self.first.get_or_init(|| fresh);
+            return (coder.generation() == number).then_some(Used::First(coder));
+        }
+        let fresh = Some(Arc::new(fresh));
+        self.last.store(fresh.clone());
+        Some(Used::Last(arc_swap::Guard::from_inner(fresh)))
     }
 }
 
@@ -49,7 +94,7 @@ impl KeptCoders {
 pub(crate) struct Coders<'a, A: Deref<Target = Attachment>> {
     pub(crate) guard: &'a Guard<A>,
     pub(crate) opened: &'a Opened,
-    looked_up: [OnceCell<KeptCoder>; index(ENTRIES)],
+    looked_up: [OnceCell<Used<'a>>; index(ENTRIES)],
 }
 
 impl<'a, A: Deref<Target = Attachment>> Coders<'a, A> {
@@ -64,19 +109,20 @@ impl<'a, A: Deref<Target = Attachment>> Coders<'a, A> {
     pub(crate) fn get(&self, word: BlockWord) -> Result<&Coder, NoGuard> {
         let idx = usize::from(word.generation_idx());
         let cell = self.looked_up.get(idx).ok_or(NoGuard::Corrupt)?;
-        let kept = match cell.get() {
-            Some(kept) => kept,
+        let used = match cell.get() {
+            Some(used) => used,
             None => self.look_up(word, cell)?,
         };
-        kept.as_deref().ok_or(NoGuard::Corrupt)
+        used.coder().ok_or(NoGuard::Corrupt)
     }
 
-    fn look_up<'c>(&self, word: BlockWord, cell: &'c OnceCell<KeptCoder>) -> Result<&'c KeptCoder, NoGuard> {
+    #[inline]
+    fn look_up<'c>(&self, word: BlockWord, cell: &'c OnceCell<Used<'a>>) -> Result<&'c Used<'a>, NoGuard> {
         let (number, bytes) = self.guard.generation(word.generation_idx())?;
         let make = || parse(number, bytes, &self.opened.geometry);
-        let kept = self.opened.coders.get(usize::from(word.generation_idx()), number, make);
-        let kept = kept.ok_or(NoGuard::Corrupt)?;
-        Ok(cell.get_or_init(|| kept))
+        let used = self.opened.coders.get(usize::from(word.generation_idx()), number, make);
+        let used = used.ok_or(NoGuard::Corrupt)?;
+        Ok(cell.get_or_init(|| used))
     }
 }
 
