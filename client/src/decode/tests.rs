@@ -59,8 +59,7 @@ fn blocks_of_several_generations_are_read_side_by_side() {
 /// Number and codec of the coder that is kept for generation `number` at index 4, which is not made anew.
 fn kept(tensor: &FakeTensor, number: u32) -> (u32, CodecId) {
     let opened = tensor.handle.opened();
-    let used = opened.coders.get(4, number, || panic!("generation {number} is made anew")).unwrap();
-    let coder = used.coder().unwrap();
+    let coder = opened.coders.get(4, number, || panic!("generation {number} is made anew")).unwrap();
     (coder.generation(), coder.codec())
 }
 
