@@ -154,11 +154,7 @@ impl Found<'_> {
 
 /// Finds one row of a tensor whose blocks may be anything.
 #[inline]
-fn find_row<'c, A, I: RowId>(
-    coders: &'c Coders<'_, A>,
-    words: &[AtomicU64],
-    row: &I,
-) -> Result<Found<'c>, Fault>
+fn find_row<'a, A, I: RowId>(coders: &Coders<'a, A>, words: &[AtomicU64], row: &I) -> Result<Found<'a>, Fault>
 where
     A: Deref<Target = Attachment>,
 {
@@ -173,12 +169,12 @@ where
 
 /// Finds one row of a block that has overlays.
 #[cold]
-fn find_changed<'c, A>(
-    coders: &'c Coders<'_, A>,
+fn find_changed<'a, A>(
+    coders: &Coders<'a, A>,
     word: BlockWord,
     block_idx: u64,
     row_in_block: u64,
-) -> Result<Found<'c>, Fault>
+) -> Result<Found<'a>, Fault>
 where
     A: Deref<Target = Attachment>,
 {
@@ -190,12 +186,12 @@ where
 
 /// Finds one row of a block as it was last stored as a whole.
 #[inline]
-fn find_in_block<'c, A>(
-    coders: &'c Coders<'_, A>,
+fn find_in_block<'a, A>(
+    coders: &Coders<'a, A>,
     word: BlockWord,
     block_idx: u64,
     row_in_block: u64,
-) -> Result<Found<'c>, Fault>
+) -> Result<Found<'a>, Fault>
 where
     A: Deref<Target = Attachment>,
 {

@@ -139,7 +139,7 @@ impl View {
         found.map_err(|fault| match fault {
             Fault::Failed(error) => error,
             // Taking the view has read this very word, and its lease keeps the bytes where they were.
-            Fault::NoGuard(_) => Error::Unsupported { block_idx, state: "not where it was" },
+            Fault::NoGuard(_) | Fault::NoRoom => Error::Unsupported { block_idx, state: "not where it was" },
         })
     }
 }
