@@ -13,6 +13,7 @@
 use std::ops::Deref;
 
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::overlay;
 use tierpack_shm::overlay::{Overlay, stated_len};
 use tierpack_shm::types::{BlockWord, index};
@@ -53,6 +54,7 @@ where
             return Err(NoGuard::Corrupt);
         }
         (self.below, self.next) = (Some(overlay.depth()), overlay.covered());
+        reach(Point::OverlayFound);
         Ok(Some(overlay))
     }
 

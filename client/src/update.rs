@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use tierpack_kernels::geometry::Geometry;
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{ErrorCode, MAX_CHUNK_BYTES, Reply, Request, Update};
 use tierpack_shm::types::index;
 
@@ -109,7 +110,9 @@ impl Handle {
                     n_pieces: cut.n_pieces,
                     data: chunk.blob.clone(),
                 });
-                session.send(&subject, request, chunk.descriptor(), deadline)
+                let pending = session.send(&subject, request, chunk.descriptor(), deadline)?;
+                reach(Point::UpdateSent);
+                Ok(pending)
             })?;
             match reply {
                 Reply::Updated { revision } => Ok(revision),

@@ -64,6 +64,32 @@ points! {
     AttachPage = "daemon.attach.page_made",
     /// A request is carried out, and its client does not know.
     ReplyUnsent = "daemon.reply.unsent",
+    /// The blocks of an update are prepared; no word names them.
+    UpdatePrepared = "daemon.update.prepared",
+    /// A block's word is swapped, and the daemon's own record says what it said before.
+    WordSwapped = "daemon.blocks.word_swapped",
+    /// A block of several is stored and recorded; the others are not.
+    BetweenWords = "daemon.blocks.between_words",
+    /// All words are stored and recorded; the update is not counted, and nothing is retired.
+    WordsStored = "daemon.blocks.words_stored",
+    /// A block is encoded anew with the values that it has; its word is not swapped.
+    RewriteEncoded = "daemon.rewrite.encoded",
+    /// A fit is about to begin, where a panic is caught.
+    Fitting = "daemon.refit.fitting",
+    /// The metadata of a refit are stored; the tensor has no such generation.
+    RefitPlanned = "daemon.refit.planned",
+    /// The generation is entered; no block is encoded with it.
+    RefitBegun = "daemon.refit.begun",
+    /// A block of a refit is stored; the others are not.
+    RefitBetweenBlocks = "daemon.refit.between_blocks",
+    /// The index of a generation that no block needs is retired, and not free.
+    IndexRetired = "daemon.refit.index_retired",
+    /// A segment is closed for what is new; nothing has moved.
+    SegmentClosed = "daemon.compact.segment_closed",
+    /// A block is copied to another segment; its word is not swapped.
+    BlockCopied = "daemon.compact.block_copied",
+    /// Metadata are copied to another segment; their address is not swapped.
+    MetadataCopied = "daemon.compact.metadata_copied",
     /// The daemon is about to make the memory file of a segment.
     SegmentCreate = "daemon.segment.create" can fail,
     /// The daemon is about to make the memory file of a client page.
@@ -82,6 +108,8 @@ points! {
     GatherWordLoaded = "client.gather.word_loaded",
     /// A row of several is copied or decoded; the next ones are found already.
     GatherBetweenRows = "client.gather.between_rows",
+    /// An overlay is found, and what it covers is not looked at.
+    OverlayFound = "client.overlay.found",
     /// A view has its words, and has not looked at its blocks.
     ViewWordsLoaded = "client.view.words_loaded",
     /// The session thread has the descriptor of a segment that it has not mapped.
@@ -92,6 +120,8 @@ points! {
     SegmentMap = "client.segment.map" can fail,
     /// A chunk is on its way, and its answer is not awaited.
     ChunkSent = "client.put.chunk_sent",
+    /// An update is on its way, and its answer is not awaited.
+    UpdateSent = "client.update.sent",
     /// Every chunk is answered, and the commit is not sent.
     BeforeCommit = "client.put.before_commit",
 }

@@ -1,8 +1,8 @@
 //! Every fault point: what happens to everybody else when a process dies, stops or fails there.
 //!
 //! [`plan`] says how each point is reached; it is a `match` without a rest, so that a new point needs a run.
-//! The runs are in files of their own: the start of a daemon, other points of a daemon, points of a client, points that
-//! fail by an errno, and many clients at once.
+//! The runs are in files of their own: the start of a daemon, other points of a daemon, those of its updates, refits and
+//! compaction, points of a client, points that fail by an errno, and many clients at once.
 
 use std::io::Read;
 
@@ -21,6 +21,10 @@ mod errno_points;
 mod start_points;
 #[path = "fault_points/storm.rs"]
 mod storm;
+#[path = "fault_points/update_points.rs"]
+mod update_points;
+
+use update_points::Work;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -58,6 +62,8 @@ enum Plan {
     Start,
     /// By the daemon, which carries out one of these.
     Daemon(&'static [Request]),
+    /// By the daemon, which stores blocks of a visible tensor for one of these.
+    Store(&'static [Work]),
     /// By the thread of a client that calls one of these.
     Caller(&'static [(Operation, CodecId)]),
     /// By the session thread of a client, when somebody else does this.
@@ -71,6 +77,21 @@ fn plan(point: Point) -> Plan {
         &[("get", RAW), ("get", CODED), ("gather", RAW), ("gather", CODED), ("view", RAW), ("attach", RAW)];
     const PUTS: &[Request] = &[Request::Put(RAW), Request::Put(CODED), Request::Overwrite(CODED)];
     match point {
+        Point::UpdatePrepared => {
+            Plan::Store(&[Work::UpdateFew(RAW), Work::UpdateFew(CODED), Work::UpdateAll(CODED)])
+        }
+        Point::WordSwapped => {
+            Plan::Store(&[Work::UpdateFew(CODED), Work::UpdateAll(RAW), Work::Refit(CODED), Work::Compact])
+        }
+        Point::BetweenWords | Point::WordsStored => {
+            Plan::Store(&[Work::UpdateFew(CODED), Work::UpdateAll(RAW)])
+        }
+        Point::RewriteEncoded => Plan::Store(&[Work::Fold(RAW), Work::Fold(CODED), Work::Refit(CODED)]),
+        Point::Fitting | Point::RefitPlanned | Point::RefitBegun | Point::RefitBetweenBlocks => {
+            Plan::Store(&[Work::Refit(CODED)])
+        }
+        Point::IndexRetired => Plan::Store(&[Work::Refit(CODED)]),
+        Point::SegmentClosed | Point::BlockCopied | Point::MetadataCopied => Plan::Store(&[Work::Compact]),
         Point::StartLocked | Point::StartBound => Plan::Start,
         Point::PutBegun | Point::PutEncoded | Point::PutBeforePublish => Plan::Daemon(PUTS),
         Point::PutPublished => Plan::Daemon(PUTS),
@@ -90,6 +111,10 @@ fn plan(point: Point) -> Plan {
             Plan::Caller(&[("gather", RAW), ("gather", CODED)])
         }
         Point::ViewWordsLoaded => Plan::Caller(&[("view", RAW)]),
+        Point::OverlayFound => {
+            Plan::Caller(&[("get", RAW), ("get", CODED), ("gather", RAW), ("gather", CODED)])
+        }
+        Point::UpdateSent => Plan::Caller(&[("update", RAW), ("update", CODED)]),
         Point::SegmentReceived => Plan::Session(Request::PutBig),
         Point::SegmentUnmapping => Plan::Session(Request::RemoveBig),
         Point::ChunkSent | Point::BeforeCommit => Plan::Caller(&[("put", RAW), ("put", CODED)]),

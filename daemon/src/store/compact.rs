@@ -8,6 +8,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tierpack_shm::faults::{Point, reach};
+
 use super::namespace::{Change, Intent, Key, Namespace, Stored, Target};
 use super::update::Workspace;
 use super::{Outcome, Store};
@@ -97,6 +99,7 @@ impl Store {
     /// Begins to empty a segment of a namespace, if one is worth it.
     pub(super) fn compaction(&self, namespace: &Arc<Namespace>) -> Option<Compaction> {
         let segment_idx = namespace.close_sparsest()?;
+        reach(Point::SegmentClosed);
         tracing::debug!(namespace = namespace.name, segment_idx, "compaction begins");
         Some(Compaction {
             namespace: Arc::clone(namespace),
@@ -162,6 +165,7 @@ impl Store {
         fresh.write(0, &copied.bytes);
         let change = Change { block_idx, from: copied.word, to: Stored::Moved(fresh.freeze()) };
         let _writing = target.writing.lock();
+        reach(Point::BlockCopied);
         // A block that was stored anew meanwhile lies elsewhere already.
         namespace.store_blocks(&target.key, vec![change], Intent::Rewrite)?;
         Ok(true)

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tierpack_kernels::fit::{Fit, choose, fit, sample_blocks};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Drift, ErrorCode, RefitMode, RefitState, Refusal};
 use tierpack_shm::types::{CodecChoice, CodecId};
 
@@ -102,9 +103,12 @@ impl Store {
             blocks.iter().map(|(block_idx, raw)| (*block_idx, &raw[..])).collect();
         let choice = namespace.choice(key)?;
         // No lock is held and nothing is half done in here: what panics costs this plan alone.
-        let fitted = catch_unwind(AssertUnwindSafe(|| match choice {
-            CodecChoice::Only(codec) => fit(codec, geometry, &sample),
-            CodecChoice::Auto(prefer) => choose(geometry, &sample, prefer).map(|choice| choice.chosen),
+        let fitted = catch_unwind(AssertUnwindSafe(|| {
+            reach(Point::Fitting);
+            match choice {
+                CodecChoice::Only(codec) => fit(codec, geometry, &sample),
+                CodecChoice::Auto(prefer) => choose(geometry, &sample, prefer).map(|choice| choice.chosen),
+            }
         }));
         let failed = |text: String| {
             Refusal::new(ErrorCode::Internal, format!("no fit for tensor {:?}: {text}", key.name))
@@ -138,7 +142,9 @@ impl Store {
                 Some((number, len, fresh.freeze()))
             }
         };
+        reach(Point::RefitPlanned);
         namespace.begin_generation(key, NewGeneration { codec, metadata, predicted_bytes })?;
+        reach(Point::RefitBegun);
         let blocks_left = namespace.count_stale(key)?;
         namespace.record(key, |record| {
             record.state = RefitState::Running;
@@ -160,6 +166,7 @@ impl Store {
             return Ok(None);
         };
         let raw_bytes = self.rewrite(namespace, target, block_idx, work)?;
+        reach(Point::RefitBetweenBlocks);
         self.background.note(|done| done.rewritten_bytes += raw_bytes);
         namespace.record(key, |record| {
             record.state = RefitState::Running;

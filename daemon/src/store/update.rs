@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use crc32c::crc32c;
 use tierpack_kernels::codec::{Encoding, encode_block};
 use tierpack_kernels::geometry::Geometry;
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::overlay::MAX_CHAIN;
 use tierpack_shm::message::{ErrorCode, MAX_CHUNK_BYTES, Refusal, Update};
 use tierpack_shm::overlay;
@@ -70,6 +71,7 @@ impl Store {
                 }
             }
         }
+        reach(Point::UpdatePrepared);
         let (revision, missed) = namespace.store_blocks(&target.key, changes, Intent::Update)?;
         assert!(missed.is_empty(), "only the holder of the writing lock stores blocks of a tensor");
         Ok(revision)
@@ -165,6 +167,7 @@ impl Store {
             let patient = (attempt == TRIES).then(|| target.writing.lock());
             let copied = namespace.read_block(target, block_idx, &mut work.coders, &mut work.raw)?;
             let change = self.encode_anew(namespace, target, (block_idx, copied.word), work)?;
+            reach(Point::RewriteEncoded);
             let _writing = patient.is_none().then(|| target.writing.lock());
             let (_, missed) = namespace.store_blocks(&target.key, vec![change], Intent::Rewrite)?;
             if missed.is_empty() {

@@ -10,13 +10,15 @@ use tierpack_tests::{Daemon, TestClient, full};
 
 use super::{
     BIG_ROWS, CLIENT, CODED, PROGRAM, Plan, RAW, ROWS, Request, Runs, SERVE, drain, fill, is_version, plan,
-    put, rounds,
+    put, rounds, words,
 };
 
 /// The tensor that the client with the point works on, and the one that nobody touches.
 const TARGET: u16 = 1;
 const KEPT: u16 = 2;
 const BIG: u16 = 3;
+/// The version that the client's updates bring.
+const UPDATED: u16 = 9;
 
 /// How a client is brought to its point.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +34,10 @@ impl Way {
     fn is_put(self) -> bool {
         self.operation == "put"
     }
+
+    fn is_update(self) -> bool {
+        self.operation == "update"
+    }
 }
 
 fn ways(point: Point) -> Vec<Way> {
@@ -44,7 +50,7 @@ fn ways(point: Point) -> Vec<Way> {
             let both = [("get", RAW), ("gather", CODED)].into_iter();
             both.map(|(operation, codec)| Way { point, operation, codec, by_other: Some(request) }).collect()
         }
-        Plan::Start | Plan::Daemon(_) | Plan::Errno => Vec::new(),
+        Plan::Start | Plan::Daemon(_) | Plan::Store(_) | Plan::Errno => Vec::new(),
     }
 }
 
@@ -63,7 +69,7 @@ struct Stage {
 
 impl Stage {
     fn new(way: Way, action: &str) -> Self {
-        let daemon = Daemon::start(PROGRAM, &SERVE);
+        let daemon = Daemon::with_faults(PROGRAM, &SERVE);
         let client = daemon.client();
         put(&client, "kept", (KEPT, 1), way.codec, ROWS).expect("room");
         // Attached, so that it holds the same segments before and after.
@@ -71,6 +77,11 @@ impl Stage {
         let before = Baseline::take(&daemon, 1);
         if !way.is_put() {
             put(&client, "target", (TARGET, 1), way.codec, ROWS).expect("room");
+        }
+        if way.point == Point::OverlayFound {
+            // Nobody puts the overlays into their blocks before the client is there.
+            daemon.arm(Point::RewriteEncoded, "pause");
+            cover(&client, way.codec);
         }
         if way.by_other == Some(Request::RemoveBig) {
             put(&client, "big", (BIG, 1), RAW, BIG_ROWS).expect("room");
@@ -91,6 +102,13 @@ impl Stage {
             None => self.actor.tell("go"),
             Some(Request::RemoveBig) => self.client.remove("big").expect("it is there"),
             Some(_) => put(&self.client, "big", (BIG, 1), RAW, BIG_ROWS).expect("room"),
+        }
+    }
+
+    /// The client is where its point is: the daemon may do everything again.
+    fn arrived(&self) {
+        if self.way.point == Point::OverlayFound {
+            self.daemon.arm(Point::RewriteEncoded, "off");
         }
     }
 
@@ -120,11 +138,34 @@ impl Stage {
     }
 }
 
+/// Gives a row of every block of the target the value that it has: an overlay of each.
+fn cover(client: &Client, codec: CodecId) {
+    let (rows, mut values) = ([3, 700, 1100, 2047_u64], [0; 4 * 512]);
+    for (row, value) in rows.iter().zip(values.chunks_exact_mut(512)) {
+        words(codec).fill(value, TARGET, 1, row * 64);
+    }
+    client.update("target", &rows, &values).expect("room");
+    assert!(client.drift("target").expect("it is there").overlay_bytes > 0);
+}
+
+/// What a killed client had asked for: of each row all or nothing.
+fn check_updated(client: &Client, way: Way) {
+    let target = client.get("target").expect("it is there");
+    for (row, bytes) in (0..).zip(target.as_bytes().chunks_exact(512)) {
+        let is_of = |version| words(way.codec).mismatches(bytes, TARGET, version, row * 64) == 0;
+        assert!(is_of(1) || is_of(UPDATED), "{way:?}: row {row} is a mixture");
+    }
+}
+
 fn kill(way: Way) -> String {
     let mut stage = Stage::new(way, "return(kill)");
     stage.provoke();
     stage.actor.process().wait_killed(&format!("{way:?}"));
+    stage.arrived();
     stage.check_kept();
+    if way.is_update() {
+        check_updated(&stage.client, way);
+    }
     if way.is_put() {
         let names: Vec<_> =
             stage.client.list().expect("a list").into_iter().map(|entry| entry.name).collect();
@@ -156,6 +197,7 @@ fn stop(way: Way, meanwhile: Meanwhile) -> String {
     let mut stage = Stage::new(way, "1*return(stop)");
     stage.provoke();
     stage.actor.process().wait_stopped(&format!("{way:?}"));
+    stage.arrived();
     let client = stage.client.clone();
     if meanwhile != Meanwhile::Filled {
         put(&client, "target", (TARGET, 2), way.codec, ROWS).expect("room");
@@ -174,7 +216,7 @@ fn stop(way: Way, meanwhile: Meanwhile) -> String {
     let holds = match way.point {
         Point::SegmentUnmapping => pool.returning_bytes,
         Point::ChunkSent | Point::BeforeCommit => pool.reserved_bytes + pool.used_bytes,
-        Point::SegmentReceived => 1,
+        Point::SegmentReceived | Point::UpdateSent => 1,
         _ => pool.held_bytes,
     };
     assert!(holds > 0, "{way:?}: {pool:?}");
@@ -193,7 +235,11 @@ fn stop(way: Way, meanwhile: Meanwhile) -> String {
     put(&client, "target", (TARGET, 3), way.codec, ROWS).expect("room");
     stage.actor.tell("go");
     let again = stage.report();
-    let expected = if way.is_put() { 1 } else { 3 };
+    let expected = match way.operation {
+        "put" => 1,
+        "update" => UPDATED,
+        _ => 3,
+    };
     assert_eq!(again, FaultReport { version: Some(expected), error: None }, "{way:?}");
     stage.end();
     let outcome = match (report.version, report.error) {
@@ -213,9 +259,14 @@ fn check_first(way: Way, meanwhile: Meanwhile, report: &FaultReport) {
         | Point::CopyBetweenBlocks
         | Point::GatherWordLoaded
         | Point::GatherBetweenRows
+        | Point::OverlayFound
         | Point::ViewWordsLoaded => report.version == Some(1),
         // Its room is promised.
         Point::ChunkSent | Point::BeforeCommit => report.version == Some(1),
+        // The daemon had it before or after the replacement.
+        Point::UpdateSent if meanwhile == Meanwhile::Replaced => {
+            matches!(report.version, Some(2 | UPDATED))
+        }
         // The lease came before the look at the publication, which is another by now.
         _ => match meanwhile {
             Meanwhile::Replaced => report.version == Some(2),

@@ -21,7 +21,7 @@ const BIG: u16 = 3;
 const NEW: u16 = 4;
 const OTHER: u16 = 5;
 
-const PANIC: &str = "a test asked for this";
+pub(super) const PANIC: &str = "a test asked for this";
 
 impl Request {
     fn codec(self) -> CodecId {
@@ -132,7 +132,7 @@ impl Stage {
 }
 
 /// Whether this is how a client learns that its daemon has ended.
-fn is_of_end(error: &Error) -> bool {
+pub(super) fn is_of_end(error: &Error) -> bool {
     matches!(error, Error::Disconnected { .. } | Error::NoDaemon { .. })
 }
 
@@ -226,7 +226,7 @@ fn stop(point: Point, request: Request) -> String {
     format!("stop  {request:?}: done as asked; {fillers} MiB found room")
 }
 
-fn continue_daemon(pid: u32) {
+pub(super) fn continue_daemon(pid: u32) {
     let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).expect("a process id"));
     nix::sys::signal::kill(pid, Signal::SIGCONT).expect("the daemon is alive");
 }

@@ -3,6 +3,7 @@
 //! A block is changed by whoever holds its tensor's `writing` lock, from the word that it read; readers see the old
 //! word or the new one.
 
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{ErrorCode, Refusal};
 use tierpack_shm::publish::{load_word, publish_word};
 use tierpack_shm::ring::Changed;
@@ -232,6 +233,7 @@ impl Namespace {
         let tensor = tensors.get_mut(&key.name).expect("checked above, under the same lock");
         let (mut leftover, mut missed) = (Leftover::default(), Vec::new());
         let before = tensor.content.sums.stored_bytes;
+        let mut left = changes.len();
         for change in changes {
             let (block_idx, from) = (change.block_idx, change.from);
             let word = &tensor.words(directory)[index(block_idx)];
@@ -252,6 +254,7 @@ impl Namespace {
                 data.free(change.into_extent());
                 continue;
             }
+            reach(Point::WordSwapped);
             directory.push_changed(Changed { slot: key.slot_idx, block_idx });
             match change.to {
                 Stored::Block(block) => tensor.content.replace(block_idx, block, &mut leftover),
@@ -263,7 +266,12 @@ impl Namespace {
             let changed =
                 if intent == Intent::Update { tensor.content.geometry.block(block_idx).raw_bytes } else { 0 };
             tensor.note_change(changed);
+            left -= 1;
+            if left > 0 {
+                reach(Point::BetweenWords);
+            }
         }
+        reach(Point::WordsStored);
         *stored_bytes = *stored_bytes - before + tensor.content.sums.stored_bytes;
         let revision = match intent {
             Intent::Update => {

@@ -117,6 +117,7 @@ impl Inner {
             return Ok(());
         }
         let (stamp, since) = (self.step()?, Instant::now());
+        let has_index = !indexes.is_empty();
         self.retired.push_back(Retired {
             stamp,
             since,
@@ -126,6 +127,9 @@ impl Inner {
             slot: None,
             indexes,
         });
+        if has_index {
+            reach(Point::IndexRetired);
+        }
         Ok(())
     }
 
@@ -145,6 +149,7 @@ impl Inner {
         let Some(mut fresh) = data.allocate(u64::from(len)) else { return Ok(false) };
         fresh.write(0, &data.bytes(old).expect("the extent is this tensor's")[..index(u64::from(len))]);
         let extent = fresh.freeze();
+        reach(Point::MetadataCopied);
         let set = directory.set_generation(&tensor.generations, generation_idx, (number, len), &extent);
         set.expect("the table is this tensor's");
         let extents = vec![tensor.content.relocate_metadata(generation_idx, extent)];

@@ -25,6 +25,8 @@ enum Operation {
     Attach,
     /// A put over the tensor, which is then read.
     Put,
+    /// An update of every row by a handle that was read before; it is then read.
+    Update,
 }
 
 #[derive(Debug, clap::Args)]
@@ -119,6 +121,12 @@ impl Actor<'_> {
                 let mut source = Source::of(self.words, args.tensor_id, 1);
                 let options = PutOptions::new().codec(args.codec).overwrite(true);
                 self.client.put_with(&args.tensor, Dtype::U64, &[args.rows, 64], &mut source, &options)?;
+                self.read()
+            }
+            (Operation::Update, Some(handle)) => {
+                let rows: Vec<u64> = (0..handle.n_rows()).collect();
+                self.words.fill(&mut self.out, self.args.tensor_id, *VERSIONS.end(), 0);
+                handle.update(&rows, &self.out)?;
                 self.read()
             }
             (operation, None) => bail!("{operation:?} needs a handle"),

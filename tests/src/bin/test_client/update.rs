@@ -6,9 +6,11 @@
 //! process has updated itself it finds at once.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tierpack_client::Handle;
 use tierpack_tests::data::{Random, Words};
 use tierpack_tests::reports::ChurnReport;
@@ -42,6 +44,12 @@ pub(crate) struct Args {
     /// Whether the words are such that codecs shorten them.
     #[arg(long)]
     compressible: bool,
+    /// Others and the ones before are killed and begin anew: versions go back, and the first fault ends it.
+    #[arg(long)]
+    killed: bool,
+    /// Longer than this no call may take, in milliseconds.
+    #[arg(long)]
+    slowest_ms: Option<u64>,
 }
 
 struct Updates<'a> {
@@ -71,9 +79,26 @@ pub(crate) fn run(socket: &Path, args: &Args) -> Result<()> {
     say(&format!("connected {}", std::process::id()))?;
     told()?;
     let end = Instant::now() + Duration::from_millis(args.millis);
-    while Instant::now() < end && updates.report.faults.len() < MAX_FAULTS && updates.version < u16::MAX {
+    // The rest of its input tells it to stop.
+    let is_told = Arc::new(AtomicBool::new(false));
+    if args.killed {
+        let is_told = Arc::clone(&is_told);
+        std::thread::spawn(move || {
+            let _ = told().is_ok();
+            is_told.store(true, Ordering::Relaxed);
+        });
+    }
+    while Instant::now() < end
+        && !is_told.load(Ordering::Relaxed)
+        && updates.report.faults.len() < MAX_FAULTS
+        && updates.version < u16::MAX
+    {
         updates.update()?;
         updates.read_any()?;
+        if args.killed {
+            updates.get()?;
+            ensure!(updates.report.faults.is_empty(), "{:?}", updates.report.faults);
+        }
     }
     say(&serde_json::to_string(&updates.report)?)
 }
@@ -94,7 +119,9 @@ impl Updates<'_> {
         for (row, bytes) in rows.iter().zip(values.chunks_exact_mut(ROW_BYTES)) {
             self.words.fill(bytes, self.args.process, self.version, row * ROW_WORDS);
         }
+        let started = Instant::now();
         let revision = self.handle.update(&rows, &values)?;
+        self.check_time(started, "update");
         self.report.puts += 1;
         if revision < self.report.puts || self.handle.revision()? < revision {
             self.fault(format!("revision {revision} after {} updates", self.report.puts));
@@ -111,8 +138,30 @@ impl Updates<'_> {
 
     /// Reads rows; `is_own` says that this process has just updated them.
     fn read(&mut self, rows: &[u64], is_own: bool) -> Result<()> {
+        let started = Instant::now();
         let tensor = self.handle.gather(rows)?;
-        for (row, bytes) in rows.iter().zip(tensor.as_bytes().chunks_exact(ROW_BYTES)) {
+        self.check_time(started, "gather");
+        self.check(rows, tensor.as_bytes(), is_own)
+    }
+
+    /// Reads the whole tensor.
+    fn get(&mut self) -> Result<()> {
+        let started = Instant::now();
+        let tensor = self.handle.get()?;
+        self.check_time(started, "get");
+        let rows: Vec<u64> = (0..self.handle.n_rows()).collect();
+        self.check(&rows, tensor.as_bytes(), false)
+    }
+
+    fn check_time(&mut self, started: Instant, what: &str) {
+        let took = started.elapsed().as_millis();
+        if self.args.slowest_ms.is_some_and(|slowest| took > u128::from(slowest)) {
+            self.fault(format!("{what} took {took} ms"));
+        }
+    }
+
+    fn check(&mut self, rows: &[u64], found: &[u8], is_own: bool) -> Result<()> {
+        for (row, bytes) in rows.iter().zip(found.chunks_exact(ROW_BYTES)) {
             self.report.reads += 1;
             let first = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             let (writer, version) = self.words.origin(first);
@@ -122,6 +171,9 @@ impl Updates<'_> {
                 self.fault(format!(
                     "row {row} is a mixture, it begins with process {writer} version {version}"
                 ));
+                continue;
+            }
+            if self.args.killed {
                 continue;
             }
             let place = usize::try_from(*row)? * usize::from(self.args.processes) + usize::from(writer);
