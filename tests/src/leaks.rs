@@ -29,18 +29,6 @@ impl Baseline {
         Self { stats, descriptors: daemon.descriptors() }
     }
 
-    /// As [`Baseline::take`], while the test itself holds leases of tensors that stay.
-    ///
-    /// # Panics
-    /// As [`Baseline::take`].
-    pub fn take_leased(daemon: &Daemon, sessions: usize) -> Self {
-        let stats = eventually("a daemon without anything under way", || {
-            let stats = daemon.stats();
-            (stats.sessions.len() == sessions && is_settled(&stats)).then_some(stats)
-        });
-        Self { stats, descriptors: daemon.descriptors() }
-    }
-
     /// Waits until the daemon has what it had: sessions, bytes, descriptors, and nothing under way.
     ///
     /// # Panics
@@ -74,10 +62,8 @@ impl Baseline {
 
 fn is_quiet(stats: &Stats) -> bool {
     let leases: u64 = stats.sessions.iter().map(|session| session.leases).sum();
-    leases == 0 && is_settled(stats)
-}
-
-fn is_settled(stats: &Stats) -> bool {
     let pool = &stats.pool;
-    stats.transfers == 0 && (pool.reserved_bytes, pool.held_bytes, pool.returning_bytes) == (0, 0, 0)
+    leases == 0
+        && stats.transfers == 0
+        && (pool.reserved_bytes, pool.held_bytes, pool.returning_bytes) == (0, 0, 0)
 }

@@ -19,6 +19,7 @@ use super::{
 const TARGET: u16 = 1;
 const KEPT: u16 = 2;
 const SMALL: u16 = 6;
+const FIRST: u16 = 7;
 
 const ROW_WORDS: u64 = 64;
 const ROW_BYTES: usize = 512;
@@ -60,6 +61,10 @@ impl Work {
     }
 
     fn prepare(self, client: &Client) {
+        if self == Self::Compact {
+            // Fills most of a segment: metadata of others find room behind it.
+            put(client, "first", (FIRST, 1), RAW, 1536).expect("room");
+        }
         put(client, "target", (TARGET, 1), self.codec(), ROWS).expect("room");
         if self == Self::Compact {
             for n in 0..SMALLS {
@@ -83,9 +88,11 @@ impl Work {
                 assert_eq!(drift.last_failure, None);
                 Ok(())
             }
-            Self::Compact => (0..SMALLS)
-                .filter(|n| n % STAYING != 0)
-                .try_for_each(|n| client.remove(&format!("small-{n}"))),
+            Self::Compact => {
+                client.remove("first")?;
+                let mut going = (0..SMALLS).filter(|n| n % STAYING != 0);
+                going.try_for_each(|n| client.remove(&format!("small-{n}")))
+            }
         }
     }
 
@@ -162,9 +169,13 @@ impl Stage {
         let daemon = Daemon::with_faults(PROGRAM, &[&SERVE[..], &["--refit", "manual"]].concat());
         let client = daemon.client();
         put(&client, "kept", (KEPT, 1), RAW, ROWS).expect("room");
-        let kept = client.open("kept").and_then(|kept| kept.view()).expect("it is there");
-        let before = Baseline::take_leased(&daemon, 1);
+        // Attached, and as empty as it is in the end.
+        client.get("kept").expect("it is there");
+        client.remove("kept").expect("it is there");
+        let before = Baseline::take(&daemon, 1);
         work.prepare(&client);
+        put(&client, "kept", (KEPT, 1), RAW, ROWS).expect("room");
+        let kept = client.open("kept").and_then(|kept| kept.view()).expect("it is there");
         let what = format!("{} by {work:?}", point.name());
         let target = client.open("target").expect("it is there");
         let mut seen = Seen::new(work.codec());
@@ -248,7 +259,7 @@ fn stop(point: Point, work: Work) -> String {
     daemon.run_ok(&["verify"]);
     let fillers = fill(&client);
     drain(&client, fillers);
-    for entry in client.list().expect("a list").iter().filter(|entry| entry.name != "kept") {
+    for entry in client.list().expect("a list") {
         client.remove(&entry.name).expect("it is there");
     }
     before.returns(&mut daemon);
