@@ -66,7 +66,8 @@ impl Store {
         };
         namespace.check(caller, right)?;
         let target = namespace.target(name, None)?;
-        if mode == RefitMode::Look {
+        // Without blocks there is nothing to fit.
+        if mode == RefitMode::Look || target.geometry.n_blocks() == 0 {
             return namespace.drift(&target.key);
         }
         let plan = self.plan(&namespace, &target)?;
