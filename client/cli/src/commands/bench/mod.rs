@@ -7,6 +7,7 @@ use crate::output::Output;
 
 mod codecs;
 mod gather;
+mod pool;
 mod refit;
 mod tensor;
 mod weights;
@@ -24,6 +25,8 @@ enum Command {
     Codecs(codecs::Args),
     /// Random rows per second through a daemon and a client, beside a memcpy of the same rows
     Gather(gather::Args),
+    /// How much of the memory that the daemon takes is in use, under a long trace of puts, updates and removals
+    Pool(pool::Args),
     /// How long a get of one row takes while the daemon refits its tensor, beside a copy and beside nothing
     Refit(refit::Args),
 }
@@ -36,6 +39,7 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
     match &args.command {
         Command::Codecs(args) => codecs::run(args, out),
         Command::Gather(args) => gather::run(args, out),
+        Command::Pool(args) => pool::run(args, out),
         Command::Refit(args) => refit::run(args, out),
     }
 }
