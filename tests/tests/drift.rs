@@ -18,7 +18,7 @@ const ROW_BYTES: usize = 64 * 4;
 fn table(step: &str) -> Vec<u8> {
     let folder = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| "tests".into(), PathBuf::from);
     let (tensors, _) = files::read(&folder.join(format!("data/embed_step{step}.safetensors")));
-    tensors[NAME].data.clone()
+    tensors[NAME].bytes.clone()
 }
 
 /// Reads random rows until the end: each must be that of one of the tables. Gives how many it read.
@@ -44,7 +44,8 @@ fn stored(refit: &str, tables: &[Vec<u8>; 3]) -> ([u64; 5], u32, u64) {
         put.expect("room").stored_bytes
     };
     let bytes = || client.drift(NAME).expect("it is there").stored_bytes;
-    let (mut all, is_over, reads) = ([put(NAME, &tables[0]), 0, 0, 0, 0], AtomicBool::new(false), AtomicU64::new(0));
+    let (mut all, is_over, reads) =
+        ([put(NAME, &tables[0]), 0, 0, 0, 0], AtomicBool::new(false), AtomicU64::new(0));
     let handle = client.open(NAME).expect("it is there");
     let rows: Vec<u64> = (0..SHAPE[0]).collect();
     std::thread::scope(|scope| {
@@ -79,7 +80,9 @@ fn stored(refit: &str, tables: &[Vec<u8>; 3]) -> ([u64; 5], u32, u64) {
 #[test]
 fn a_table_in_training_is_as_small_as_a_fresh_put_after_a_refit_and_not_without() {
     let tables = ["0000", "0200", "1000"].map(table);
-    println!("stored bytes         put   step 200  step 1000     at rest  fresh put  generation      rows read");
+    println!(
+        "stored bytes         put   step 200  step 1000     at rest  fresh put  generation      rows read"
+    );
     let [with, without] = ["auto", "manual"].map(|refit| {
         let (bytes, generation, reads) = stored(refit, &tables);
         let [put, first, second, rest, fresh] = bytes;
