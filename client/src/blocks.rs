@@ -1,4 +1,6 @@
 //! Blocks: their words, their bytes, and copies of whole ones.
+//!
+//! Which way a block goes is for its own word to say: a refit may change a tensor's codec under a handle.
 
 use std::cell::Cell;
 use std::ops::{Deref, Range};
@@ -10,36 +12,47 @@ use tierpack_shm::publish::load_word;
 use tierpack_shm::sync::AtomicU64;
 use tierpack_shm::types::{BlockWord, index};
 
-use crate::decode::{coder, decode_whole};
+use crate::decode::{Coders, decode_whole};
 use crate::error::Error;
-use crate::handle::{Fault, Opened};
+use crate::handle::Fault;
+use crate::overlays::chain;
 
 /// Copies neighboring blocks: all of a tensor, or the pieces of a row that is longer than a block.
-pub(crate) fn copy_run<A>(
-    guard: &Guard<A>,
-    opened: &Opened,
-    blocks: Range<u64>,
-    out: &mut [u8],
-) -> Result<(), Fault>
+pub(crate) fn copy_run<A>(coders: &Coders<'_, A>, blocks: Range<u64>, out: &mut [u8]) -> Result<(), Fault>
 where
     A: Deref<Target = Attachment>,
 {
-    let words = guard.words()?;
+    let words = coders.guard.words()?;
     let mut rest = out;
     for block_idx in blocks {
-        let raw_bytes = opened.geometry.block(block_idx).raw_bytes;
-        let (target, left) = rest.split_at_mut_checked(index(raw_bytes)).ok_or(NoGuard::Corrupt)?;
+        let shape = coders.opened.geometry.block(block_idx);
+        let (target, left) = rest.split_at_mut_checked(index(shape.raw_bytes)).ok_or(NoGuard::Corrupt)?;
         let word = word(words, block_idx)?;
-        if word.is_raw() {
-            let block = block_bytes(guard, word, block_idx, raw_bytes)?;
-            target.copy_from_slice(codec::raw_payload(block, raw_bytes).ok_or(NoGuard::Corrupt)?);
+        if word.is_overlay() {
+            let overlays = chain(coders.guard, word, shape.row_bytes).collect()?;
+            copy_block(coders, overlays.block, block_idx, target)?;
+            overlays.apply(target)?;
         } else {
-            check_readable(guard, word, block_idx)?;
-            decode_whole(guard, coder(guard, opened, word)?, word, target)?;
+            copy_block(coders, word, block_idx, target)?;
         }
         rest = left;
     }
     Ok(())
+}
+
+/// Copies the block that `word` addresses, as it was last stored as a whole; `out` has its raw length.
+fn copy_block<A>(coders: &Coders<'_, A>, word: BlockWord, block_idx: u64, out: &mut [u8]) -> Result<(), Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    if word.is_raw() {
+        let raw_bytes = out.len() as u64;
+        let block = block_bytes(coders.guard, word, block_idx, raw_bytes)?;
+        out.copy_from_slice(codec::raw_payload(block, raw_bytes).ok_or(NoGuard::Corrupt)?);
+        return Ok(());
+    }
+    check_readable(coders.guard, word, block_idx)?;
+    Ok(decode_whole(coders, word, out)?)
 }
 
 /// The word of a block.
@@ -48,7 +61,7 @@ pub(crate) fn word(words: &[AtomicU64], block_idx: u64) -> Result<BlockWord, NoG
     words.get(index(block_idx)).map(load_word).ok_or(NoGuard::Corrupt)
 }
 
-/// The stored bytes of a raw block of `raw_bytes`, header first.
+/// The stored bytes of a block of `raw_bytes` whose word says that it is raw, header first.
 #[inline]
 pub(crate) fn block_bytes<A>(
     guard: &Guard<A>,
@@ -59,9 +72,6 @@ pub(crate) fn block_bytes<A>(
 where
     A: Deref<Target = Attachment>,
 {
-    if !word.is_raw() {
-        return Err(unsupported(word, block_idx).into());
-    }
     check_readable(guard, word, block_idx)?;
     let len = tierpack_kernels::block::HEADER_BYTES + raw_bytes;
     Ok(guard.stored(word, len)?)
@@ -73,8 +83,8 @@ pub(crate) fn check_readable<A>(guard: &Guard<A>, word: BlockWord, block_idx: u6
 where
     A: Deref<Target = Attachment>,
 {
-    if !word.is_resident() || word.is_overlay() {
-        return Err(unsupported(word, block_idx).into());
+    if !word.is_resident() {
+        return Err(not_resident(block_idx).into());
     }
     if is_sampled() {
         guard.record_access(block_idx);
@@ -83,13 +93,8 @@ where
 }
 
 #[cold]
-fn unsupported(word: BlockWord, block_idx: u64) -> Error {
-    let state = match word {
-        word if !word.is_resident() => "not in the pool",
-        word if word.is_overlay() => "updated by an overlay",
-        _ => "encoded",
-    };
-    Error::Unsupported { block_idx, state }
+fn not_resident(block_idx: u64) -> Error {
+    Error::Unsupported { block_idx, state: "not in the pool" }
 }
 
 /// Whether this access is the one of many that the eviction policy hears of.

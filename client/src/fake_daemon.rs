@@ -44,6 +44,16 @@ impl Peer {
         }
     }
 
+    /// As [`Peer::asked`], for a request without a descriptor; `None` once the client has hung up.
+    pub(crate) fn asked_or_closed(&self) -> Option<(u64, Request)> {
+        let mut buf = vec![0; MAX_MESSAGE_BYTES];
+        let received = recv(&self.0, &mut buf).ok()?;
+        match decode(&buf[..received.len]).unwrap() {
+            ClientMessage::Request { id, request, .. } => Some((id, request)),
+            other @ ClientMessage::Unmapped { .. } => panic!("{other:?}"),
+        }
+    }
+
     /// The id of the next request.
     pub(crate) fn request(&self) -> u64 {
         self.asked().0
@@ -57,21 +67,32 @@ impl Peer {
         self.send(&DaemonMessage::Reply { id, result }, &[]);
     }
 
+    /// As [`Peer::reply`], to a client that may have given up.
+    pub(crate) fn reply_if_there(&self, id: u64, reply: Reply) {
+        let message = DaemonMessage::Reply { id, result: Ok(reply) };
+        let _ = send(&self.0, &encode(&message).unwrap(), &[]).is_ok();
+    }
+
     pub(crate) fn welcome(&self) {
         drop(self.recv::<Hello>());
         self.send(&welcome(PROTOCOL_VERSION, LAYOUT_VERSION), &[]);
     }
 
-    /// Answers an attach with a page and a directory.
+    /// Answers an attach with a page and a new directory.
     pub(crate) fn attach(&self) -> Directory {
-        let id = self.request();
         let directory = Directory::new(Segment::create(1 << 20).unwrap(), ID);
+        self.attach_to(&directory);
+        directory
+    }
+
+    /// Answers an attach with a page and this directory.
+    pub(crate) fn attach_to(&self, directory: &Directory) {
+        let id = self.request();
         let (_page, page) = ClientPage::create(ID).unwrap();
         let segment = directory.header_segment();
         let reply = Reply::Attached { id: ID, header_len: segment.len(), header: HEADER };
         let message = DaemonMessage::Reply { id, result: Ok(reply) };
         self.send(&message, &[page.as_fd(), segment.as_fd()]);
-        directory
     }
 
     pub(crate) fn segments(&self, id: SegmentId, segment: &Segment) {

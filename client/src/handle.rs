@@ -6,10 +6,9 @@
 //! No guard is held while waiting: the daemon may be waiting for it.
 
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tierpack_kernels::Coder;
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard, SlotRef};
 use tierpack_shm::layout::{MAX_SEGMENTS, page};
@@ -19,6 +18,7 @@ use tierpack_shm::types::{CodecId, Dtype};
 
 use crate::client::Client;
 use crate::deadline::Deadline;
+use crate::decode::KeptCoders;
 use crate::error::{Error, Result};
 use crate::protocol::ProtocolFault;
 use crate::session::Session;
@@ -49,10 +49,10 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) geometry: Geometry,
+    /// That of the tensor when it was opened: a refit may have given it another since.
     pub(crate) codec: CodecId,
     pub(crate) slot: SlotRef,
-    /// Made at the first read of an encoded block: a publication has one generation of metadata.
-    pub(crate) coder: OnceLock<Coder>,
+    pub(crate) coders: KeptCoders,
     shape: Vec<u64>,
     attachment: Arc<Attachment>,
     /// Its end is the end of every lease in its client pages, so it outlives the guards.
@@ -93,7 +93,15 @@ impl Opened {
         if geometry.raw_bytes() != found {
             return Err(ProtocolFault::Entry { found, needed: geometry.raw_bytes() });
         }
-        Ok(Self { geometry, codec: entry.codec, slot, coder: OnceLock::new(), shape, attachment, session })
+        Ok(Self {
+            geometry,
+            codec: entry.codec,
+            slot,
+            coders: KeptCoders::default(),
+            shape,
+            attachment,
+            session,
+        })
     }
 
     /// Leave to read the tensor.
@@ -105,6 +113,11 @@ impl Opened {
     /// As [`Opened::guard`], for as long as the caller likes; `self` is kept as long.
     pub(crate) fn owned_guard(&self) -> core::result::Result<Guard<Arc<Attachment>>, NoGuard> {
         Guard::new(Arc::clone(&self.attachment), self.slot)
+    }
+
+    /// The daemon whose slot this is.
+    pub(crate) fn instance(&self) -> u64 {
+        self.session.instance()
     }
 
     fn is_like(&self, shape: &[u64], geometry: &Geometry) -> bool {
@@ -166,6 +179,11 @@ impl Handle {
         &self.inner.geometry
     }
 
+    /// Where the tensor is, as far as this handle knows.
+    pub(crate) fn opened(&self) -> Arc<Opened> {
+        self.inner.state.load_full()
+    }
+
     pub(crate) fn shape_ref(&self) -> &[u64] {
         &self.inner.shape
     }
@@ -222,7 +240,7 @@ impl Handle {
     }
 
     /// Finds the tensor again, unless another thread has.
-    fn reopen(&self, stale: &Arc<Opened>, deadline: &Deadline) -> Result<()> {
+    pub(crate) fn reopen(&self, stale: &Arc<Opened>, deadline: &Deadline) -> Result<()> {
         let Inner { client, name, shape, geometry, state } = &*self.inner;
         if !Arc::ptr_eq(&*state.load(), stale) {
             return Ok(());

@@ -1,6 +1,6 @@
 //! The TierPack client: what a program links to keep its tensors in a machine's one pool and to read them from there.
 //!
-//! The job: connect to a daemon, put tensors, and get, gather or view them.
+//! The job: connect to a daemon, put and update tensors, and get, gather or view them.
 //! `open` asks the daemon once; after that a read touches shared memory only: no system call, no lock, no message.
 //!
 //! Limits: only the daemon writes the pool, so every change goes through it.
@@ -36,24 +36,30 @@ pub mod address;
 mod blocks;
 mod buffers;
 mod builder;
+mod chunk;
 mod client;
 mod deadline;
 mod decode;
 mod error;
 #[cfg(test)]
 mod fake_daemon;
+#[cfg(test)]
+mod fake_tensor;
 mod gather;
 mod handle;
 mod namespaces;
+mod overlays;
 mod protocol;
 mod put;
 mod read;
+mod refit;
 mod row_id;
 mod session;
 mod shared;
 pub mod stats_socket;
 mod tensor;
 mod transfer;
+mod update;
 mod view;
 mod wire;
 
@@ -68,7 +74,7 @@ pub use row_id::RowId;
 pub use tensor::{Element, Tensor};
 pub use view::View;
 
-pub use tierpack_shm::message::{Entry, NamespaceChange, NamespaceEntry};
+pub use tierpack_shm::message::{Drift, Entry, NamespaceChange, NamespaceEntry, RefitMode, RefitState};
 pub use tierpack_shm::stats::Stats;
 pub use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype, Prefer};
 

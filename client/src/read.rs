@@ -6,9 +6,10 @@
 //! ```text
 //! guard          lease + checks: session alive, same process, same publication
 //! word           per block: resident? overlay? raw?
+//! overlay        newest that holds the row, else the block below (overlays.rs)
 //! bytes          header (64 B, not looked at) + rows at fixed stride
 //! raw: copy      row = block bytes [64 + row_in_block * row_bytes ..]
-//! else: decode   with the coder of the word's generation, built once per handle (decode.rs)
+//! else: decode   with the coder of the word's generation, kept by the handle (decode.rs)
 //! ```
 //!
 //! Blocks are found and copied by `blocks.rs`, rows by `gather.rs`.
@@ -22,6 +23,7 @@ use tierpack_shm::attachment::{Attachment, Guard};
 use tierpack_shm::page::Counter;
 
 use crate::blocks::copy_run;
+use crate::decode::Coders;
 use crate::error::{Error, Result};
 use crate::gather::copy_rows;
 use crate::handle::{Fault, Handle, Opened};
@@ -98,7 +100,7 @@ impl Handle {
 
     /// Checks every row number; gives the bytes of all rows.
     #[inline]
-    fn check_rows<I: RowId>(&self, rows: &[I]) -> Result<u128> {
+    pub(crate) fn check_rows<I: RowId>(&self, rows: &[I]) -> Result<u128> {
         let geometry = self.geometry();
         if !geometry.is_gatherable() {
             return Err(Error::NotGatherable { dtype: self.dtype(), shape: self.shape() });
@@ -126,7 +128,7 @@ impl Handle {
     }
 }
 
-fn check_len(out: &[u8], needed: u128) -> Result<()> {
+pub(crate) fn check_len(out: &[u8], needed: u128) -> Result<()> {
     let got = out.len() as u64;
     if u128::from(got) == needed { Ok(()) } else { Err(Error::BufferLength { needed, got }) }
 }
@@ -136,5 +138,5 @@ fn copy_blocks<A>(guard: &Guard<A>, opened: &Opened, out: &mut [u8]) -> core::re
 where
     A: Deref<Target = Attachment>,
 {
-    copy_run(guard, opened, 0..opened.geometry.n_blocks(), out)
+    copy_run(&Coders::new(guard, opened), 0..opened.geometry.n_blocks(), out)
 }

@@ -6,17 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tierpack_kernels::geometry::Geometry;
-use tierpack_shm::chunk::ChunkWriter;
-use tierpack_shm::message::{
-    Blob, Entry, MAX_CHUNK_BYTES, MAX_FILE_METADATA_BYTES, MAX_INLINE_BYTES, PutBegin, Reply, Request,
-};
-use tierpack_shm::types::{Dtype, index};
+use tierpack_shm::message::{Entry, MAX_CHUNK_BYTES, MAX_FILE_METADATA_BYTES, PutBegin, Reply, Request};
+use tierpack_shm::types::Dtype;
 
+use crate::chunk::{Chunk, while_busy};
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::protocol::{ProtocolFault, Subject};
@@ -24,8 +21,6 @@ use crate::put::PutOptions;
 use crate::session::{Answer, Pending, Session};
 
 const OPERATION: &str = "put a tensor";
-/// Pauses before a chunk is offered again to a daemon that was busy: doubled from the first to the last.
-const BUSY_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// A put that has begun; dropping it before the commit takes it back.
 #[derive(Debug)]
@@ -44,28 +39,6 @@ struct InFlight {
     pending: Pending,
     first_block: u64,
     chunk: Chunk,
-}
-
-/// Bytes on their way: in the message, or in a sealed memory file.
-#[derive(Debug)]
-struct Chunk {
-    blob: Blob,
-    descriptor: Option<OwnedFd>,
-}
-
-impl Chunk {
-    /// Makes a chunk of `len` bytes, which `fill` writes.
-    fn new(len: u64, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Self> {
-        if len <= MAX_INLINE_BYTES as u64 {
-            let mut bytes = vec![0; index(len)];
-            fill(&mut bytes)?;
-            return Ok(Self { blob: Blob::Inline(bytes), descriptor: None });
-        }
-        let system = |source| Error::System { operation: "make a chunk of a put", source };
-        let mut writer = ChunkWriter::new(len).map_err(system)?;
-        fill(writer.as_mut_bytes())?;
-        Ok(Self { blob: Blob::Descriptor { len }, descriptor: Some(writer.seal().map_err(system)?) })
-    }
 }
 
 impl<'a> Transfer<'a> {
@@ -89,7 +62,7 @@ impl<'a> Transfer<'a> {
             overwrite: options.overwrite,
             file_metadata: metadata.as_ref().map(|chunk| chunk.blob.clone()),
         };
-        let descriptor = metadata.as_ref().and_then(|chunk| chunk.descriptor.as_ref()).map(AsFd::as_fd);
+        let descriptor = metadata.as_ref().and_then(Chunk::descriptor);
         let deadline = client.shared.deadline();
         // May be repeated: what a session that hangs up has begun is gone.
         client.shared.with_session(&deadline, |session| {
@@ -119,12 +92,12 @@ impl<'a> Transfer<'a> {
 
     fn send_chunk(&self, first_block: u64, chunk: &Chunk) -> Result<Pending> {
         let request = Request::PutChunk { transfer: self.id, first_block, data: chunk.blob.clone() };
-        self.send(request, chunk.descriptor.as_ref())
+        self.send(request, chunk.descriptor())
     }
 
-    fn send(&self, request: Request, descriptor: Option<&OwnedFd>) -> Result<Pending> {
+    fn send(&self, request: Request, descriptor: Option<BorrowedFd<'_>>) -> Result<Pending> {
         let deadline = self.client.shared.deadline();
-        self.session.send(&self.subject, request, descriptor.map(AsFd::as_fd), &deadline)
+        self.session.send(&self.subject, request, descriptor, &deadline)
     }
 
     /// Waits until the daemon has taken the chunk that is on its way, and offers it again while it is busy.
@@ -141,21 +114,8 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Sends and waits, again and again while the daemon is busy, until the deadline.
     fn while_busy(&self, mut send: impl FnMut(&Self) -> Result<Pending>) -> Result<Reply> {
-        let deadline = self.client.shared.deadline();
-        let (mut pause, longest) = BUSY_PAUSES;
-        loop {
-            match send(self)?.wait(&self.subject) {
-                Ok(Answer::Reply(reply, _)) => return Ok(reply),
-                Ok(Answer::Attached(_)) => return Err(self.subject.fault(ProtocolFault::Reply)),
-                Err(Error::Busy { .. }) if !deadline.left().is_zero() => {
-                    std::thread::sleep(pause.min(deadline.left()));
-                    pause = (pause * 2).min(longest);
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        while_busy(&self.subject, &self.client.shared.deadline(), || send(self))
     }
 
     pub(crate) fn commit(mut self) -> Result<Entry> {

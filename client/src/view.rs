@@ -5,11 +5,13 @@ use std::sync::Arc;
 use tierpack_kernels::codec;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
 use tierpack_shm::page::Counter;
-use tierpack_shm::types::{BlockWord, CodecId, Dtype, index};
+use tierpack_shm::types::{BlockWord, Dtype, index};
 
 use crate::blocks::{block_bytes, word};
+use crate::decode::Coders;
 use crate::error::{Error, Result};
 use crate::handle::{Fault, Handle, Opened};
+use crate::overlays::chain;
 
 /// A lease over the bytes of a raw tensor: slices of shared memory, without a copy.
 ///
@@ -24,26 +26,61 @@ pub struct View {
     opened: Arc<Opened>,
 }
 
+/// What a look at the words of all blocks has shown.
+enum Looked {
+    View(View),
+    /// Every block is raw, and some have overlays.
+    Changed,
+}
+
 impl Handle {
     /// Takes a view of the whole tensor.
     ///
+    /// Where updates have left overlays, the daemon is asked to put them into their blocks first.
+    ///
     /// # Errors
-    /// [`Error::Encoded`] when the tensor is not stored raw; else as [`Handle::get`].
+    /// [`Error::Encoded`] when a block is not stored raw; else as [`Handle::get`], and as every call that asks the
+    /// daemon: [`Error::Deadline`] when the tensor is updated faster than its overlays can be put away.
     pub fn view(&self) -> Result<View> {
-        self.attempt(|opened| {
-            if opened.codec != CodecId::Raw {
-                return Err(Fault::Failed(Error::Encoded { codec: opened.codec }));
+        let mut deadline = None;
+        loop {
+            if let Looked::View(view) = self.attempt(|opened| self.look(opened))? {
+                return Ok(view);
             }
-            let guard = opened.owned_guard()?;
-            let words = block_words(&guard, opened.geometry.n_blocks())?;
-            // Every block once, so that later no look at one has to wait for its segment.
-            for (idx, &word) in (0_u64..).zip(&words) {
-                block_bytes(&guard, word, idx, opened.geometry.block(idx).raw_bytes)?;
+            // No guard is held here: what the daemon folds retires when the last lease ends.
+            let deadline = deadline.get_or_insert_with(|| self.client().shared.deadline());
+            if deadline.left().is_zero() {
+                return Err(deadline.passed("take a view of a tensor that is updated again and again"));
             }
-            guard.count(Counter::Views, 1);
-            let shape = self.shape();
-            Ok(View { guard, words: words.into(), shape, opened: Arc::clone(opened) })
-        })
+            self.client().fold(self.name(), deadline)?;
+        }
+    }
+
+    fn look(&self, opened: &Arc<Opened>) -> core::result::Result<Looked, Fault> {
+        let guard = opened.owned_guard()?;
+        let words = block_words(&guard, opened.geometry.n_blocks())?;
+        let mut is_changed = false;
+        // Every block once, so that later no look at one has to wait for its segment.
+        for (idx, &word) in (0_u64..).zip(&words) {
+            let shape = opened.geometry.block(idx);
+            let block = if word.is_overlay() {
+                is_changed = true;
+                chain(&guard, word, shape.row_bytes).collect()?.block
+            } else {
+                word
+            };
+            if !block.is_raw() {
+                let codec = Coders::new(&guard, opened).get(block)?.codec();
+                return Err(Fault::Failed(Error::Encoded { codec }));
+            }
+            block_bytes(&guard, block, idx, shape.raw_bytes)?;
+        }
+        if is_changed {
+            return Ok(Looked::Changed);
+        }
+        guard.count(Counter::Views, 1);
+        let (words, shape) = (words.into(), self.shape());
+        Ok(Looked::View(View { guard, words, shape, opened: Arc::clone(opened) }))
     }
 }
 

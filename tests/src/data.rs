@@ -44,6 +44,17 @@ impl Words {
         if place >> 27 == 0 { constant ^ (0xFFFF_FFFF << 32) | place } else { constant | place }
     }
 
+    /// Tensor and version of a word that [`Words::word`] gave; of any other word they are anything.
+    pub fn origin(self, word: u64) -> (u16, u16) {
+        if self == Self::Mixed {
+            let (tensor, version, _) = parts(word);
+            return (tensor, version);
+        }
+        let [place @ .., v0, v1, t0, t1] = word.to_le_bytes();
+        let turned = if u32::from_le_bytes(place) >> 27 == 0 { u16::MAX } else { 0 };
+        (u16::from_le_bytes([t0, t1]) ^ turned, u16::from_le_bytes([v0, v1]) ^ turned)
+    }
+
     /// Fills `bytes`, whole words from `first_word` on.
     ///
     /// # Panics
@@ -95,6 +106,12 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
+    /// So many bytes of any value.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let words = std::iter::repeat_with(|| self.next_u64().to_le_bytes());
+        words.take(len.div_ceil(8)).flatten().take(len).collect()
+    }
+
     /// A number below `limit`, which is not 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next_u64() % limit
@@ -142,6 +159,13 @@ mod tests {
     fn a_word_says_where_it_belongs() {
         for parts_in in [(0, 0, 0), (1, 2, 3), (u16::MAX, u16::MAX, u64::from(u32::MAX))] {
             assert_eq!(parts(word(parts_in.0, parts_in.1, parts_in.2)), parts_in);
+        }
+    }
+
+    #[test]
+    fn every_kind_of_word_says_where_it_comes_from() {
+        for words in [Words::Mixed, Words::Compressible] {
+            assert!((0..1000).all(|n| words.origin(words.word(7, 300, n)) == (7, 300)), "{words:?}");
         }
     }
 

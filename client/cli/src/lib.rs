@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use commands::{bench, demo, get, ls, ns, put, rm, serve, stats, verify};
+use commands::{bench, demo, get, ls, ns, put, refit, rm, serve, stats, update, verify};
 use output::Output;
 
 const EXIT_CODES: &str = "\
@@ -47,6 +47,8 @@ enum Command {
     Serve(serve::Args),
     /// Store the tensors of a file
     Put(put::Args),
+    /// Give rows of a tensor new values
+    Update(update::Args),
     /// Write tensors to a safetensors file
     Get(get::Args),
     /// List tensors
@@ -55,6 +57,8 @@ enum Command {
     Rm(rm::Args),
     /// Check tensors against their checksums and the hash taken when they were put
     Verify(verify::Args),
+    /// Make new compression metadata for a tensor that has changed
+    Refit(refit::Args),
     /// Measure codecs on files, beside memcpy
     Bench(bench::Args),
     /// Make, list, change and remove namespaces
@@ -107,10 +111,12 @@ fn run(cli: Cli, out: &mut Output) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Serve(args) => return serve::run(args, cli.socket),
         Command::Put(args) => put::run(&args, socket, out)?,
+        Command::Update(args) => update::run(&args, socket, out)?,
         Command::Get(args) => get::run(&args, socket, out)?,
         Command::Ls(args) => ls::run(&args, socket, out)?,
         Command::Rm(args) => rm::run(&args, socket, out)?,
         Command::Verify(args) => verify::run(&args, socket, out)?,
+        Command::Refit(args) => refit::run(&args, socket, out)?,
         Command::Bench(args) => bench::run(&args, out)?,
         Command::Ns(args) => ns::run(&args, socket, out)?,
         Command::Stats(args) => stats::run(&args, socket, out)?,

@@ -1,10 +1,13 @@
 //! Chunks, sources, and puts against a scripted daemon.
 
-use tierpack_shm::message::{ErrorCode, Refusal};
+use std::time::Duration;
+
+use tierpack_shm::message::{Blob, ErrorCode, Refusal};
 use tierpack_shm::types::{Access, CodecId};
 
 use super::*;
 use crate::fake_daemon::{Peer, serve};
+use crate::fake_tensor;
 
 #[test]
 fn chunks_are_whole_blocks_and_cover_the_tensor() {
@@ -43,37 +46,8 @@ fn a_source_that_lies_about_its_length_is_no_panic() {
     assert_eq!(got, 8);
 }
 
-#[test]
-fn small_bytes_travel_in_the_message_and_large_ones_beside_it() {
-    let chunk = |len| {
-        let fill = |buf: &mut [u8]| {
-            buf.fill(1);
-            Ok(())
-        };
-        Chunk::new(len, fill).unwrap()
-    };
-    assert!(matches!(chunk(MAX_INLINE_BYTES as u64).blob, Blob::Inline(bytes) if bytes[0] == 1));
-    let large = chunk(MAX_INLINE_BYTES as u64 + 1);
-    assert!(large.descriptor.is_some() && matches!(large.blob, Blob::Descriptor { len: 16_385 }));
-}
-
 fn entry() -> Entry {
-    Entry {
-        namespace: "default".to_owned(),
-        name: "t".to_owned(),
-        dtype: Dtype::U8,
-        shape: vec![40_000],
-        codec: CodecId::Raw,
-        access: Access::Rows,
-        raw_bytes: 40_000,
-        stored_bytes: 40_064,
-        revision: 0,
-        generation: 0,
-        predicted_bytes: 0,
-        runner_up: None,
-        escapes: 0,
-        participating: 0,
-    }
+    fake_tensor::entry(Dtype::U8, &[40_000], CodecId::Raw, 40_000)
 }
 
 fn busy(peer: &Peer, id: u64) {

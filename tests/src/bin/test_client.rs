@@ -26,6 +26,8 @@ mod hold;
 mod latency;
 #[path = "test_client/put_loop.rs"]
 mod put_loop;
+#[path = "test_client/update.rs"]
+mod update;
 
 /// Seconds until the watchdog bites.
 const WATCHDOG_S: u32 = 180;
@@ -52,6 +54,8 @@ enum Role {
     Hold(hold::Args),
     /// Reads all tensors, puts and removes its own.
     Churn(churn::Args),
+    /// Updates rows of its own and rows of everybody, reads and checks them.
+    Update(update::Args),
     /// Asks for everything of one namespace.
     Demand(demand::Args),
     /// Forks.
@@ -68,6 +72,7 @@ fn main() -> Result<()> {
         Role::PutLoop(args) => put_loop::run(socket, args),
         Role::Hold(args) => hold::run(socket, args),
         Role::Churn(args) => churn::run(socket, args),
+        Role::Update(args) => update::run(socket, args),
         Role::Demand(args) => demand::run(socket, args),
         Role::Fork(args) => fork::run(socket, args),
     }

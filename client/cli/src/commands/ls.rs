@@ -17,7 +17,7 @@ pub(crate) struct Args {
     /// List this namespace only
     #[arg(long, value_name = "NS")]
     namespace: Option<String>,
-    /// Show what the sample promised, the next best codec, and how many chunks the metadata fit
+    /// Show what the sample promised, the next best codec, how many chunks the metadata fit, and how many updates there were
     #[arg(long)]
     verbose: bool,
     /// Print a JSON array of objects
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Resul
     let mut columns = vec![("namespace", Align::Left)];
     columns.extend(ENTRY_COLUMNS);
     if args.verbose {
-        let more = ["predicted %", "runner-up", "its %", "fit %", "generation"];
+        let more = ["predicted %", "runner-up", "its %", "fit %", "generation", "revision"];
         columns.extend(more.map(|heading| (heading, Align::Right)));
     }
     let mut table = Table::new(&columns);
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Resul
 }
 
 /// Prediction against outcome.
-fn verbose_cells(entry: &Entry) -> [String; 5] {
+fn verbose_cells(entry: &Entry) -> [String; 6] {
     let (codec, bytes) = entry.runner_up.map_or(("-", None), |(codec, bytes)| (codec.name(), Some(bytes)));
     let chunks = entry.escapes + entry.participating;
     [
@@ -65,6 +65,7 @@ fn verbose_cells(entry: &Entry) -> [String; 5] {
         bytes.map_or("-".to_owned(), |bytes| saved_cell(entry.raw_bytes, bytes)),
         if chunks == 0 { "-".to_owned() } else { saved_cell(chunks, chunks - entry.participating) },
         entry.generation.to_string(),
+        entry.revision.to_string(),
     ]
 }
 

@@ -6,9 +6,11 @@ pub(crate) mod get;
 pub(crate) mod ls;
 pub(crate) mod ns;
 pub(crate) mod put;
+pub(crate) mod refit;
 pub(crate) mod rm;
 pub(crate) mod serve;
 pub(crate) mod stats;
+pub(crate) mod update;
 pub(crate) mod verify;
 
 use std::collections::BTreeSet;
@@ -184,6 +186,13 @@ fn byte_bar(verb: &'static str, total: u64) -> ProgressBar {
         "{msg} [{bar:32}] {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
     let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(total).with_style(style.progress_chars("=> ")).with_message(verb)
+}
+
+/// A bar over blocks that are not counted yet; as [`byte_bar`].
+fn block_bar(name: &str) -> ProgressBar {
+    const TEMPLATE: &str = "{msg} [{bar:32}] {pos} of {len} blocks";
+    let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(0).with_style(style).with_message(escape::cell(name))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use tierpack_client::{Access, Client, CodecChoice, Entry, Prefer, PutOptions};
 
 use super::{DEFAULT_NAMESPACE, byte_bar, connect, n_tensors, saved_cell, totals};
-use crate::files::{FileTensor, SourceFile, npy, safetensors};
+use crate::files::{self, FileTensor, SourceFile};
 use crate::output::Output;
 use crate::{escape, table};
 
@@ -109,21 +109,13 @@ impl Import {
     /// Opens and checks the file; nothing is stored yet.
     fn open(args: &Args) -> Result<Self> {
         let source = SourceFile::open(&args.file)?;
-        let extension = args.file.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-        let (mut tensors, metadata) = match extension.to_ascii_lowercase().as_str() {
-            "safetensors" => {
-                let contents = safetensors::read(&source)?;
-                (contents.tensors, contents.metadata)
-            }
-            "npy" => {
-                let stem = args.file.file_stem().and_then(|stem| stem.to_str());
-                let name = args.name.as_deref().or(stem).with_context(|| {
-                    format!("the file name {} is not UTF-8: pass --name", args.file.display())
-                })?;
-                (vec![npy::read(&source, name.to_owned())?], BTreeMap::new())
-            }
-            _ => bail!("{} ends in neither .safetensors nor .npy", args.file.display()),
-        };
+        let (mut tensors, metadata) = files::read(&source, || {
+            let stem = args.file.file_stem().and_then(|stem| stem.to_str());
+            let name = args.name.as_deref().or(stem).with_context(|| {
+                format!("the file name {} is not UTF-8: pass --name", args.file.display())
+            })?;
+            Ok(name.to_owned())
+        })?;
         if let Some(name) = &args.name {
             let n = tensors.len();
             let [tensor] = tensors.as_mut_slice() else {

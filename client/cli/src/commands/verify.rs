@@ -4,9 +4,8 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{DEFAULT_NAMESPACE, connect, n_tensors};
+use super::{DEFAULT_NAMESPACE, block_bar, connect, n_tensors};
 use crate::output::Output;
 use crate::{escape, table};
 
@@ -32,10 +31,9 @@ pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Resul
         names => names.to_vec(),
     };
     ensure!(!names.is_empty(), "namespace {} holds no tensor", escape::quoted(&args.namespace));
-    let style = ProgressStyle::with_template("{msg} [{bar:32}] {pos} of {len} blocks")?;
     let mut verified = 0;
     for name in &names {
-        let bar = ProgressBar::new(0).with_style(style.clone()).with_message(escape::cell(name));
+        let bar = block_bar(name);
         let checked = client.verify(name, |done, all| {
             bar.set_length(all);
             bar.set_position(done);

@@ -7,6 +7,7 @@
 pub(crate) mod npy;
 pub(crate) mod safetensors;
 
+use std::collections::BTreeMap;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::ops::Range;
@@ -68,6 +69,28 @@ fn check_limits(name: &str, rank: usize) -> Result<()> {
     );
     ensure!(rank <= MAX_RANK, "tensor {shown}: {rank} dimensions are above the limit of {MAX_RANK}");
     Ok(())
+}
+
+/// Reads and checks the header of a file, by the end of its name; gives its tensors and its metadata.
+///
+/// `name` is asked for where the format has no names.
+///
+/// # Errors
+/// The name ends in neither `.safetensors` nor `.npy`, or the file is malformed.
+pub(crate) fn read(
+    source: &SourceFile,
+    name: impl FnOnce() -> Result<String>,
+) -> Result<(Vec<FileTensor>, BTreeMap<String, String>)> {
+    let path = source.path();
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    match extension.to_ascii_lowercase().as_str() {
+        "safetensors" => {
+            let contents = safetensors::read(source)?;
+            Ok((contents.tensors, contents.metadata))
+        }
+        "npy" => Ok((vec![npy::read(source, name()?)?], BTreeMap::new())),
+        _ => bail!("{} ends in neither .safetensors nor .npy", path.display()),
+    }
 }
 
 /// Bytes of a tensor, `None` where the product passes 64 bits or is not whole bytes.
