@@ -7,6 +7,7 @@ use std::ops::{Deref, Range};
 
 use tierpack_kernels::codec;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::page::ACCESS_SAMPLE;
 use tierpack_shm::publish::load_word;
 use tierpack_shm::sync::AtomicU64;
@@ -28,6 +29,7 @@ where
         let shape = coders.opened.geometry.block(block_idx);
         let (target, left) = rest.split_at_mut_checked(index(shape.raw_bytes)).ok_or(NoGuard::Corrupt)?;
         let word = word(words, block_idx)?;
+        reach(Point::CopyWordLoaded);
         if word.is_overlay() {
             let overlays = chain(coders.guard, word, shape.row_bytes).collect()?;
             copy_block(coders, overlays.block, block_idx, target)?;
@@ -36,6 +38,9 @@ where
             copy_block(coders, word, block_idx, target)?;
         }
         rest = left;
+        if !rest.is_empty() {
+            reach(Point::CopyBetweenBlocks);
+        }
     }
     Ok(())
 }
@@ -52,7 +57,7 @@ where
         return Ok(());
     }
     check_readable(coders.guard, word, block_idx)?;
-    Ok(decode_whole(coders, word, out)?)
+    decode_whole(coders, word, out)
 }
 
 /// The word of a block.

@@ -1,6 +1,6 @@
 //! Decoding: blocks that are not raw, straight from the pool into the caller's buffer.
 //!
-//! A handle keeps one coder per index of the tensor's generation table, built at the first read that needs it; after
+//! A handle keeps coders by index of the tensor's generation table, built at the first read that needs it; after
 //! that a row costs no allocation.
 //! The geometry finds a row in its block's front; the block's header says how far the overflow goes.
 //!
@@ -10,11 +10,10 @@
 //! An index that no word has named yet may be entered meanwhile, but that happens before the word that names it is
 //! stored, and nothing looks at an entry before such a word was loaded.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::OnceLock;
 
-use arc_swap::ArcSwapOption;
 use tierpack_kernels::block::{Block, HEADER_BYTES, stored_len};
 use tierpack_kernels::codec::{Rows, Scratch, decode_block};
 use tierpack_kernels::metadata::Metadata;
@@ -25,58 +24,79 @@ use tierpack_shm::types::{BlockWord, index};
 
 use crate::handle::{Fault, Opened};
 
-/// The coders that a handle has built, by index in the generation table.
-#[derive(Debug, Default)]
-pub(crate) struct KeptCoders([ArcSwapOption<Coder>; index(ENTRIES)]);
+/// Coders that are kept per index: so often is one used again before all are made anew.
+const KEPT_PER_INDEX: usize = 4;
 
-type KeptCoder = arc_swap::Guard<Option<Arc<Coder>>>;
+/// The coders that a handle has built, by index in the generation table.
+///
+/// Each stays as long as this does, so that using one costs no count of who uses it.
+/// When an index has no room left, the handle gets another of these: see [`Fault::NoRoom`].
+#[derive(Debug, Default)]
+pub(crate) struct KeptCoders([[OnceLock<Box<Coder>>; KEPT_PER_INDEX]; index(ENTRIES)]);
 
 impl KeptCoders {
-    /// The coder of generation `number` at an index; `make` makes one where another or none is kept.
-    fn get(&self, idx: usize, number: u32, make: impl FnOnce() -> Option<Coder>) -> Option<KeptCoder> {
-        let kept = self.0.get(idx)?;
-        let found = kept.load();
-        if found.as_ref().is_some_and(|coder| coder.generation() == number) {
-            return Some(found);
+    /// The coder of generation `number` at an index; `make` makes one where there is none.
+    #[inline]
+    fn get(&self, idx: usize, number: u32, make: impl FnOnce() -> Option<Coder>) -> Result<&Coder, Fault> {
+        let kept = self.0.get(idx).ok_or(NoGuard::Corrupt)?;
+        let found = kept.iter().map_while(OnceLock::get).find(|coder| coder.generation() == number);
+        match found {
+            Some(coder) => Ok(coder),
+            None => make_coder(kept, number, make),
         }
-        let fresh = Some(Arc::new(make()?));
-        kept.store(fresh.clone());
-        Some(KeptCoder::from_inner(fresh))
     }
+}
+
+#[cold]
+fn make_coder(
+    kept: &[OnceLock<Box<Coder>>],
+    number: u32,
+    make: impl FnOnce() -> Option<Coder>,
+) -> Result<&Coder, Fault> {
+    let mut fresh = Some(Box::new(make().ok_or(NoGuard::Corrupt)?));
+    for place in kept {
+        // Another thread may have been faster, with the same generation.
+        let coder = match (place.get(), fresh.take()) {
+            (Some(coder), made) => {
+                fresh = made;
+                coder
+            }
+            (None, Some(made)) => place.get_or_init(|| made),
+            (None, None) => break,
+        };
+        if coder.generation() == number {
+            return Ok(coder);
+        }
+    }
+    Err(Fault::NoRoom)
 }
 
 /// The coders that one call has needed so far, under its guard.
 pub(crate) struct Coders<'a, A: Deref<Target = Attachment>> {
     pub(crate) guard: &'a Guard<A>,
     pub(crate) opened: &'a Opened,
-    looked_up: [OnceCell<KeptCoder>; index(ENTRIES)],
+    looked_up: [Cell<Option<&'a Coder>>; index(ENTRIES)],
 }
 
 impl<'a, A: Deref<Target = Attachment>> Coders<'a, A> {
     /// None yet.
     #[inline]
     pub(crate) fn new(guard: &'a Guard<A>, opened: &'a Opened) -> Self {
-        Self { guard, opened, looked_up: [const { OnceCell::new() }; index(ENTRIES)] }
+        Self { guard, opened, looked_up: [const { Cell::new(None) }; index(ENTRIES)] }
     }
 
     /// The coder of the metadata that `word` names, which was loaded under the guard.
     #[inline]
-    pub(crate) fn get(&self, word: BlockWord) -> Result<&Coder, NoGuard> {
+    pub(crate) fn get(&self, word: BlockWord) -> Result<&'a Coder, Fault> {
         let idx = usize::from(word.generation_idx());
-        let cell = self.looked_up.get(idx).ok_or(NoGuard::Corrupt)?;
-        let kept = match cell.get() {
-            Some(kept) => kept,
-            None => self.look_up(word, cell)?,
-        };
-        kept.as_deref().ok_or(NoGuard::Corrupt)
-    }
-
-    fn look_up<'c>(&self, word: BlockWord, cell: &'c OnceCell<KeptCoder>) -> Result<&'c KeptCoder, NoGuard> {
+        let looked_up = self.looked_up.get(idx).ok_or(NoGuard::Corrupt)?;
+        if let Some(coder) = looked_up.get() {
+            return Ok(coder);
+        }
         let (number, bytes) = self.guard.generation(word.generation_idx())?;
-        let make = || parse(number, bytes, &self.opened.geometry);
-        let kept = self.opened.coders.get(usize::from(word.generation_idx()), number, make);
-        let kept = kept.ok_or(NoGuard::Corrupt)?;
-        Ok(cell.get_or_init(|| kept))
+        let coder = self.opened.coders.get(idx, number, || parse(number, bytes, &self.opened.geometry))?;
+        looked_up.set(Some(coder));
+        Ok(coder)
     }
 }
 
@@ -99,21 +119,17 @@ where
 }
 
 /// Decodes a block into `out`, which has its raw length.
-pub(crate) fn decode_whole<A>(coders: &Coders<'_, A>, word: BlockWord, out: &mut [u8]) -> Result<(), NoGuard>
+pub(crate) fn decode_whole<A>(coders: &Coders<'_, A>, word: BlockWord, out: &mut [u8]) -> Result<(), Fault>
 where
     A: Deref<Target = Attachment>,
 {
     let block = Block::parse(whole(coders.guard, word)?).map_err(|_| NoGuard::Corrupt)?;
-    decode_block(&block, Some(coders.get(word)?), out).map_err(|_| NoGuard::Corrupt)
+    Ok(decode_block(&block, Some(coders.get(word)?), out).map_err(|_| NoGuard::Corrupt)?)
 }
 
 /// The rows of a block.
 #[inline]
-pub(crate) fn rows<'c, A>(
-    coders: &'c Coders<'_, A>,
-    word: BlockWord,
-    block_idx: u64,
-) -> Result<Rows<'c>, Fault>
+pub(crate) fn rows<'a, A>(coders: &Coders<'a, A>, word: BlockWord, block_idx: u64) -> Result<Rows<'a>, Fault>
 where
     A: Deref<Target = Attachment>,
 {

@@ -11,6 +11,7 @@ use tierpack_kernels::codec::{self, Rows, Scratch};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::prefetch;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::sync::AtomicU64;
 use tierpack_shm::types::{BlockWord, CodecId, index};
 
@@ -115,6 +116,7 @@ fn each_row<I: RowId, T: Copy, E>(
         ahead(&ring[(i + AHEAD / 2) % AHEAD]);
         let found = &mut ring[i % AHEAD];
         read(found, target)?;
+        reach(Point::GatherBetweenRows);
         if let Some(row) = later.next() {
             *found = find(row)?;
         }
@@ -152,16 +154,13 @@ impl Found<'_> {
 
 /// Finds one row of a tensor whose blocks may be anything.
 #[inline]
-fn find_row<'c, A, I: RowId>(
-    coders: &'c Coders<'_, A>,
-    words: &[AtomicU64],
-    row: &I,
-) -> Result<Found<'c>, Fault>
+fn find_row<'a, A, I: RowId>(coders: &Coders<'a, A>, words: &[AtomicU64], row: &I) -> Result<Found<'a>, Fault>
 where
     A: Deref<Target = Attachment>,
 {
     let (block_idx, row_in_block) = coders.opened.geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
     let word = word(words, block_idx)?;
+    reach(Point::GatherWordLoaded);
     if word.is_overlay() {
         return find_changed(coders, word, block_idx, row_in_block);
     }
@@ -170,12 +169,12 @@ where
 
 /// Finds one row of a block that has overlays.
 #[cold]
-fn find_changed<'c, A>(
-    coders: &'c Coders<'_, A>,
+fn find_changed<'a, A>(
+    coders: &Coders<'a, A>,
     word: BlockWord,
     block_idx: u64,
     row_in_block: u64,
-) -> Result<Found<'c>, Fault>
+) -> Result<Found<'a>, Fault>
 where
     A: Deref<Target = Attachment>,
 {
@@ -187,12 +186,12 @@ where
 
 /// Finds one row of a block as it was last stored as a whole.
 #[inline]
-fn find_in_block<'c, A>(
-    coders: &'c Coders<'_, A>,
+fn find_in_block<'a, A>(
+    coders: &Coders<'a, A>,
     word: BlockWord,
     block_idx: u64,
     row_in_block: u64,
-) -> Result<Found<'c>, Fault>
+) -> Result<Found<'a>, Fault>
 where
     A: Deref<Target = Attachment>,
 {
@@ -236,6 +235,7 @@ where
         let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
         if block_idx != last_idx {
             let word = word(words, block_idx)?;
+            reach(Point::GatherWordLoaded);
             if !word.is_raw() {
                 return Err(End::NotRaw);
             }

@@ -64,6 +64,8 @@ pub(crate) struct Opened {
 pub(crate) enum Fault {
     NoGuard(NoGuard),
     Failed(Error),
+    /// What is opened keeps as many coders as it can, and another is needed.
+    NoRoom,
 }
 
 impl From<NoGuard> for Fault {
@@ -118,6 +120,18 @@ impl Opened {
     /// The daemon whose slot this is.
     pub(crate) fn instance(&self) -> u64 {
         self.session.instance()
+    }
+
+    fn without_coders(&self) -> Self {
+        Self {
+            geometry: self.geometry,
+            codec: self.codec,
+            slot: self.slot,
+            coders: KeptCoders::default(),
+            shape: self.shape.clone(),
+            attachment: Arc::clone(&self.attachment),
+            session: Arc::clone(&self.session),
+        }
     }
 
     fn is_like(&self, shape: &[u64], geometry: &Geometry) -> bool {
@@ -203,6 +217,7 @@ impl Handle {
             match read(&opened) {
                 Ok(value) => return Ok(value),
                 Err(Fault::Failed(error)) => return Err(error),
+                Err(Fault::NoRoom) => self.forget_coders(&opened),
                 Err(Fault::NoGuard(reason)) => self.recover(reason, &opened, &mut recovery)?,
             }
         }
@@ -237,6 +252,15 @@ impl Handle {
         }
         self.inner.state.load().attachment.page().count(0, Counter::Retries, 1);
         Ok(())
+    }
+
+    /// Starts with no coder, unless another thread has.
+    ///
+    /// Who reads with the old ones goes on with them.
+    #[cold]
+    fn forget_coders(&self, full: &Arc<Opened>) {
+        let state = &self.inner.state;
+        state.compare_and_swap(full, Arc::new(full.without_coders()));
     }
 
     /// Finds the tensor again, unless another thread has.

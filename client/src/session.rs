@@ -327,7 +327,13 @@ impl End {
     fn error(&self, operation: &'static str) -> Error {
         match self {
             Self::HungUp => Error::Disconnected { operation },
-            Self::Fault(fault) => Error::Protocol { operation, source: Arc::clone(fault) },
+            Self::Fault(fault) => match **fault {
+                // It is this machine that refused, not the daemon that broke the protocol.
+                ProtocolFault::Message(ShmError::Map { len, source }) => {
+                    Error::System { operation, source: ShmError::Map { len, source } }
+                }
+                _ => Error::Protocol { operation, source: Arc::clone(fault) },
+            },
         }
     }
 }

@@ -10,6 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tierpack_kernels::geometry::Geometry;
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Entry, MAX_CHUNK_BYTES, MAX_FILE_METADATA_BYTES, PutBegin, Reply, Request};
 use tierpack_shm::types::Dtype;
 
@@ -84,6 +85,7 @@ impl<'a> Transfer<'a> {
             let chunk = Chunk::new(len, |buf| fill(reader, buf, &mut got, geometry.raw_bytes()))?;
             self.finish_chunk()?;
             let pending = self.send_chunk(first_block, &chunk)?;
+            reach(Point::ChunkSent);
             self.in_flight = Some(InFlight { pending, first_block, chunk });
             first_block = end_block;
         }
@@ -119,6 +121,7 @@ impl<'a> Transfer<'a> {
     }
 
     pub(crate) fn commit(mut self) -> Result<Entry> {
+        reach(Point::BeforeCommit);
         let reply = self.while_busy(|this| this.send(Request::PutCommit { transfer: this.id }, None))?;
         match reply {
             Reply::Committed(entry) => {

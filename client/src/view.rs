@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tierpack_kernels::codec;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::page::Counter;
 use tierpack_shm::types::{BlockWord, Dtype, index};
 
@@ -59,6 +60,7 @@ impl Handle {
     fn look(&self, opened: &Arc<Opened>) -> core::result::Result<Looked, Fault> {
         let guard = opened.owned_guard()?;
         let words = block_words(&guard, opened.geometry.n_blocks())?;
+        reach(Point::ViewWordsLoaded);
         let mut is_changed = false;
         // Every block once, so that later no look at one has to wait for its segment.
         for (idx, &word) in (0_u64..).zip(&words) {
@@ -137,7 +139,7 @@ impl View {
         found.map_err(|fault| match fault {
             Fault::Failed(error) => error,
             // Taking the view has read this very word, and its lease keeps the bytes where they were.
-            Fault::NoGuard(_) => Error::Unsupported { block_idx, state: "not where it was" },
+            Fault::NoGuard(_) | Fault::NoRoom => Error::Unsupported { block_idx, state: "not where it was" },
         })
     }
 }

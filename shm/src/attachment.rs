@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 
 use crate::epoch;
 use crate::error::{Error, Result};
+use crate::faults::{Point, reach};
 use crate::fork::ForkCookie;
 use crate::layout::{
     LAYOUT_VERSION, MAX_SEGMENTS, SEGMENT_SPAN_UNITS, generation, header, page, slot, table,
@@ -275,6 +276,7 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         epoch::begin(&attachment.page.leases()[lease_idx], attachment.epoch(), slot.idx);
         // From here on dropping the guard ends the lease.
         let this = Self { attachment, lease_idx, slot };
+        reach(Point::LeaseTaken);
         let words = this.slot_words()?;
         if !is_published(&words[index(slot::PUBLICATION_AT / 8)], slot.publication) {
             return Err(NoGuard::Replaced);
@@ -374,6 +376,7 @@ impl<A: Deref<Target = Attachment>> Drop for Guard<A> {
     fn drop(&mut self) {
         // A fork has its parent's guards in its memory, and the page is shared: they are not its to end.
         if self.attachment.cookie.is_here() {
+            reach(Point::LeaseEnding);
             epoch::end(&self.attachment.page.leases()[self.lease_idx]);
             // Release: pairs with the Acquire in `claim`.
             self.attachment.claimed[self.lease_idx].store(false, Ordering::Release);

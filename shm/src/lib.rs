@@ -34,6 +34,8 @@ pub mod error;
 #[cfg(not(loom))]
 pub mod extents;
 #[cfg(not(loom))]
+pub mod faults;
+#[cfg(not(loom))]
 pub mod fork;
 #[cfg(not(loom))]
 pub mod layout;

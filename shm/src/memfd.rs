@@ -16,6 +16,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::ftruncate;
 
 use crate::error::{DescriptorFault, Error, Result};
+use crate::faults::{self, Point};
 
 /// Who may change a memory file after it is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +71,7 @@ const SEAL_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) fn seal(fd: impl AsFd, len: u64, seals: Seals) -> Result<()> {
     let mut tries = 1;
     loop {
-        match fcntl(&fd, FcntlArg::F_ADD_SEALS(seals.flags())) {
+        match faults::check(Point::Seal).and_then(|()| fcntl(&fd, FcntlArg::F_ADD_SEALS(seals.flags()))) {
             // While the kernel itself holds a page for a moment, to move it or to watch it, nobody may say that the
             // file is not written any more.
             Err(Errno::EBUSY) if tries < SEAL_TRIES => thread::sleep(SEAL_PAUSE),

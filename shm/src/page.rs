@@ -7,6 +7,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::error::{Error, Result};
+use crate::faults::{Point, check};
 use crate::layout::{LAYOUT_VERSION, page};
 use crate::mapping::{Access, Mapping};
 use crate::memfd::{self, Seals};
@@ -91,7 +92,9 @@ impl ClientPage {
     /// # Errors
     /// [`Error::Create`], [`Error::Map`] or [`Error::Seal`].
     pub fn create(id: NamespaceId) -> Result<(Self, OwnedFd)> {
-        let fd = memfd::create(c"tierpack-client", page::BYTES, true, "a client page")?;
+        let (len, purpose) = (page::BYTES, "a client page");
+        check(Point::PageCreate).map_err(|source| Error::Create { len, purpose, source })?;
+        let fd = memfd::create(c"tierpack-client", len, true, purpose)?;
         let map = Mapping::new(&fd, page::BYTES, Access::Write)?;
         memfd::seal(&fd, page::BYTES, Seals::Page)?;
         let this = Self { map };

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::sys::mman::{MmapAdvise, madvise, mlock};
 
 use crate::error::{Error, Result};
+use crate::faults::{Point, check};
 use crate::layout::SEGMENT_SPAN_BYTES;
 use crate::mapping::{Access, Mapping};
 use crate::memfd::{self, Seals};
@@ -53,6 +54,7 @@ impl Segment {
         if len > SEGMENT_SPAN_BYTES {
             return Err(Error::Create { len, purpose: "a segment", source: Errno::EFBIG });
         }
+        check(Point::SegmentCreate).map_err(|source| Error::Create { len, purpose: "a segment", source })?;
         let fd = memfd::create(c"tierpack-segment", len, true, "a segment")?;
         let map = Mapping::new(&fd, len, Access::Write)?;
         memfd::seal(&fd, len, Seals::Pool)?;
@@ -138,6 +140,7 @@ impl ClientSegment {
             return Err(Error::Map { len, source: Errno::EFBIG });
         }
         memfd::check(&fd, len, Seals::Pool, "a segment")?;
+        check(Point::SegmentMap).map_err(|source| Error::Map { len, source })?;
         Ok(Self { map: Mapping::new(&fd, len, Access::Read)? })
     }
 

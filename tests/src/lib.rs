@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use tierpack_client::{Client, CodecChoice, CodecId, PutOptions, Stats};
 
 pub mod data;
+pub mod faults;
 pub mod files;
 pub mod http;
 pub mod kept;
@@ -118,6 +119,7 @@ pub struct Daemon {
     program: PathBuf,
     dir: TempDir,
     args: Vec<String>,
+    takes_faults: bool,
     process: Option<Process>,
 }
 
@@ -127,9 +129,21 @@ impl Daemon {
     /// # Panics
     /// When it does not come up; its log is in the message.
     pub fn start(program: &str, args: &[&str]) -> Self {
+        Self::new(program, args, false)
+    }
+
+    /// As [`Daemon::start`], for a daemon whose fault points are set while it runs, by [`Daemon::arm`].
+    ///
+    /// # Panics
+    /// As [`Daemon::start`].
+    pub fn with_faults(program: &str, args: &[&str]) -> Self {
+        Self::new(program, args, true)
+    }
+
+    fn new(program: &str, args: &[&str], takes_faults: bool) -> Self {
         let dir = tempfile::Builder::new().prefix("tp-").tempdir().expect("a temporary directory");
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let mut daemon = Self { program: program.into(), dir, args, process: None };
+        let mut daemon = Self { program: program.into(), dir, args, takes_faults, process: None };
         daemon.restart();
         daemon
     }
@@ -143,6 +157,9 @@ impl Daemon {
         let log = File::options().create(true).append(true).open(self.log_path()).expect("a log file");
         let mut command = self.command();
         command.arg("serve").args(&self.args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        if self.takes_faults {
+            command.env(faults::VARIABLE, self.faults_path());
+        }
         let mut process = Process::start(&mut command);
         eventually("a listening daemon", || {
             assert!(process.is_running(), "the daemon ended: {}", self.log());
@@ -195,6 +212,10 @@ impl Daemon {
 
     fn log_path(&self) -> PathBuf {
         self.dir.path().join("daemon.log")
+    }
+
+    fn faults_path(&self) -> PathBuf {
+        self.dir.path().join("faults.sock")
     }
 
     /// What it has logged.

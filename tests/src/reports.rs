@@ -45,6 +45,15 @@ pub struct ChurnReport {
     pub faults: Vec<String>,
 }
 
+/// What came of one operation of a client with a fault point.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultReport {
+    /// The one version that every word was of; none when it failed, or when words were mixed.
+    pub version: Option<u16>,
+    /// The error with its causes, when it failed.
+    pub error: Option<String>,
+}
+
 /// What a peer got that asked for everything of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DemandReport {

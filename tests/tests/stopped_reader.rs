@@ -6,6 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tierpack_client::{Client, Dtype, Error};
 use tierpack_tests::data::Source;
+use tierpack_tests::faults::is_stopped;
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::reports::ReadReport;
 use tierpack_tests::{Daemon, TestClient, eventually, full, raw};
@@ -19,11 +20,6 @@ const FILLER_BYTES: u64 = 8 << 20;
 fn put(client: &Client, name: &str, id: u16, bytes: u64) -> Result<(), Error> {
     let mut source = Source::new(id, 1);
     client.put_with(name, Dtype::U64, &[bytes / 512, 64], &mut source, &raw()).map(drop)
-}
-
-fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the client is alive");
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
 /// Stops a client while it has a lease.

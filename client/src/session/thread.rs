@@ -16,6 +16,7 @@ use nix::poll::PollFlags;
 use nix::sys::signal::{SigSet, Signal};
 use tierpack_shm::attachment::Attachment;
 use tierpack_shm::error::Error as ShmError;
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{
     ClientMessage, DaemonMessage, MAX_MESSAGE_BYTES, Refusal, Reply, SegmentId, check_descriptors, decode,
     encode,
@@ -216,6 +217,7 @@ impl Thread<'_> {
                 Some(_) => return Err(segment_fault(id)),
                 None => {}
             }
+            reach(Point::SegmentReceived);
             attachment.map(id.kind, index(u64::from(id.index)), fd, len)?;
             if !attachment.is_mapped(id.kind, index(u64::from(id.index))) {
                 // The index is past the end of the table.
@@ -243,6 +245,7 @@ impl Thread<'_> {
                 return Err(segment_fault(id));
             }
             self.to_prefault.retain(|other| *other != key);
+            reach(Point::SegmentUnmapping);
             attachment.unmap(id.kind, index(u64::from(id.index)));
         }
         let bytes = encode(&ClientMessage::Unmapped { namespace, segments })?;

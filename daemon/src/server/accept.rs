@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, SockFlag, accept4, shutdown};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::LAYOUT_VERSION;
 use tierpack_shm::message::{ErrorCode, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Refusal, encode};
 use tierpack_shm::socket::{Peer, peer, peer_groups, recv, send};
@@ -56,9 +57,11 @@ impl Front {
         limits::raise_descriptor_limit()?;
         address::prepare_directory(config.socket())?;
         let ownership = Ownership::acquire(config.socket())?;
+        reach(Point::StartLocked);
         let control = ownership.bind(config.socket(), SocketKind::SeqPacket, mode(config.admit()))?;
         let stats_path = config.stats_socket();
         let stats = ownership.bind(&stats_path, SocketKind::Stream, OWNER_MODE)?;
+        reach(Point::StartBound);
         Ok(Self {
             control: Some(control),
             stats: Some(Arc::new(Mutex::new(stats))),

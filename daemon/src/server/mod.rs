@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slab::Slab;
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::LAYOUT_VERSION;
 use tierpack_shm::message::{
     ClientMessage, DaemonMessage, ErrorCode, Hello, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Refusal,
@@ -358,6 +359,7 @@ impl Server {
         }
         let (page, fd) =
             ClientPage::create(id).map_err(|error| Refusal::new(ErrorCode::Internal, chain(&error)))?;
+        reach(Point::AttachPage);
         let page = Arc::new(page);
         let mut segments = namespace.attach(session.number, Arc::clone(&page));
         let header_at =
@@ -409,6 +411,7 @@ impl Server {
                 session.send(&DaemonMessage::Retired { namespace, segments: vec![id] }, Vec::new());
             }
         }
+        reach(Point::SegmentRetired);
         self.returning.push(Returning { namespace, id, segment, holders });
         self.finish_returns();
     }

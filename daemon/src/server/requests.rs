@@ -9,6 +9,7 @@ use std::time::Instant;
 use crossbeam::channel::{Receiver, Sender, bounded};
 use serde::Serialize;
 use tierpack_shm::chunk::{Chunk, ChunkWriter};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{
     Blob, ErrorCode, MAX_FILE_METADATA_BYTES, MAX_INLINE_BYTES, Refusal, Reply, Request, encode,
 };
@@ -114,6 +115,7 @@ impl Context {
         } else {
             self.reply(job, &mut descriptors)
         };
+        reach(Point::ReplyUnsent);
         (result, descriptors)
     }
 
@@ -145,6 +147,7 @@ impl Context {
             Request::PutBegin(mut begin) => {
                 let text = begin.file_metadata.take().map(|blob| text_of(blob, passed)).transpose()?;
                 let transfer = self.transfers.begin(store, session, caller, begin, text)?;
+                reach(Point::PutBegun);
                 Ok(Reply::Transfer { transfer })
             }
             Request::PutChunk { transfer, first_block, data } => {

@@ -30,6 +30,8 @@ use crate::shutdown::Shutdown;
 const TICK: Duration = Duration::from_millis(50);
 /// How often it looks for segments to empty.
 const ROOM_TICK: Duration = Duration::from_secs(1);
+/// A tensor that rests is refitted for a gain of one part in so many of what is asked of others.
+const RESTING_SHARE: u64 = 3;
 /// The shortest sleep that is worth one.
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
@@ -276,6 +278,11 @@ impl Background {
         self.pay(started);
     }
 
+    /// What a refit must promise, in percent: less where the tensor rests, since it is not soon outdated there.
+    fn least_gain(&self, is_resting: bool) -> u64 {
+        if is_resting { (self.gain_percent / RESTING_SHARE).max(1) } else { self.gain_percent }
+    }
+
     fn carry_out(&mut self, job: Job) -> Outcome<Option<Job>> {
         let store = Arc::clone(&self.store);
         match job {
@@ -292,7 +299,10 @@ impl Background {
                 let plan = store.plan(&namespace, &target)?;
                 let (tensor, gain_percent) = (&target.key.name, plan.gain_percent());
                 tracing::debug!(tensor, gain_percent, codec = %plan.codec(), "looked at a tensor");
-                let is_wanted = gain_percent >= self.gain_percent;
+                let is_resting = namespace.is_tensor_resting(&target.key)?;
+                let is_wanted = gain_percent >= self.least_gain(is_resting);
+                let has_small_gain = !is_resting && !is_wanted && gain_percent >= self.least_gain(true);
+                namespace.record(&target.key, |record| record.has_small_gain = has_small_gain)?;
                 Ok(is_wanted.then_some(Job::Begin(RefitTask { namespace, target, plan })))
             }
             Job::Begin(RefitTask { namespace, target, plan }) => {

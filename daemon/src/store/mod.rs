@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use nix::unistd::{getegid, geteuid};
 use parking_lot::{Mutex, RwLock};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::fork::random;
 use tierpack_shm::layout::MIN_SEGMENT_BYTES;
 use tierpack_shm::message::{ErrorCode, Refusal, SegmentId};
@@ -154,6 +155,7 @@ impl Store {
             }
             if let Some(segment) = self.grown_segment(namespace, kind, needed) {
                 let segment = segment?;
+                reach(Point::SegmentMade);
                 let len = segment.len();
                 let announce = |id, segment| {
                     self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment });

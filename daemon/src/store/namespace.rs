@@ -7,6 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::directory::{Directory, Slot, SlotFields};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, slot, table};
 use tierpack_shm::message::{Entry, ErrorCode, RefitState, Refusal, SegmentId};
 use tierpack_shm::page::{ClientPage, NamespaceId};
@@ -233,6 +234,7 @@ impl Namespace {
             raw_bytes: content.geometry.raw_bytes(),
         };
         let publication = inner.directory.publish(&slot, fields).expect("the slot came from this directory");
+        reach(Point::PutPublished);
         inner.was_published = true;
         let tensor = Tensor::new(content, slot, publication, table, generations);
         let entry = tensor.entry(&self.name, name, &inner.directory);

@@ -14,6 +14,7 @@ use tierpack_kernels::codec::{Encoded, encode_block, max_encoded_len};
 use tierpack_kernels::fit::spread;
 use tierpack_kernels::geometry::{BlockShape, Geometry};
 use tierpack_shm::chunk::Chunk;
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Entry, ErrorCode, MAX_CHUNK_BYTES, MAX_NAME_BYTES, PutBegin, Refusal};
 use tierpack_shm::pool::Fresh;
 use tierpack_shm::segment::SegmentKind;
@@ -277,6 +278,7 @@ impl Transfer {
                 fresh.write(0, encoded);
                 Ok((fresh, (told, crc32c(raw))))
             })?;
+            reach(Point::PutEncoded);
             self.fill(store, block_idx, fresh, told)?;
             at += shape.raw_bytes;
             block_idx += 1;
@@ -426,6 +428,7 @@ impl Transfer {
             file_metadata: self.file_metadata.as_ref().map(Arc::clone),
         };
         let mut content = Content::new(described, blocks, metadata);
+        reach(Point::PutBeforePublish);
         loop {
             content = match self.namespace.publish(&self.name, content, self.overwrite)? {
                 Ok(entry) => return Ok(entry),

@@ -16,6 +16,8 @@ use tierpack_client::Client;
 mod churn;
 #[path = "test_client/demand.rs"]
 mod demand;
+#[path = "test_client/fault.rs"]
+mod fault;
 #[path = "test_client/fork.rs"]
 mod fork;
 #[path = "test_client/gather.rs"]
@@ -58,12 +60,15 @@ enum Role {
     Update(update::Args),
     /// Asks for everything of one namespace.
     Demand(demand::Args),
+    /// Reaches fault points.
+    Fault(fault::Args),
     /// Forks.
     Fork(fork::Args),
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    tierpack_shm::faults::setup()?;
     nix::unistd::alarm::set(if tierpack_tests::full() { FULL_WATCHDOG_S } else { WATCHDOG_S });
     let socket = &args.socket;
     match &args.role {
@@ -74,6 +79,7 @@ fn main() -> Result<()> {
         Role::Churn(args) => churn::run(socket, args),
         Role::Update(args) => update::run(socket, args),
         Role::Demand(args) => demand::run(socket, args),
+        Role::Fault(args) => fault::run(socket, args),
         Role::Fork(args) => fork::run(socket, args),
     }
 }

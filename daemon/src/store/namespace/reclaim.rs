@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tierpack_shm::directory::Slot;
 use tierpack_shm::epoch::{Leases, Stamp};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{ErrorCode, Refusal};
 use tierpack_shm::types::{Extent, SlotIdx, index};
 
@@ -75,6 +76,7 @@ impl Namespace {
                 inner.retired.push_back(retired);
                 continue;
             }
+            reach(Point::BeforeFree);
             drop(retired.indexes);
             retired.data.into_iter().for_each(|extent| inner.data.free(extent));
             retired.directory.into_iter().for_each(|extent| inner.directory.pool_mut().free(extent));
@@ -151,9 +153,11 @@ impl Inner {
     }
 
     fn step(&self) -> Outcome<Stamp> {
-        self.directory.retire().ok_or_else(|| {
+        let stamp = self.directory.retire().ok_or_else(|| {
             let text = "the epoch of this namespace is at its end: restart the daemon";
             Refusal::new(ErrorCode::Internal, text)
-        })
+        });
+        reach(Point::EpochStepped);
+        stamp
     }
 }

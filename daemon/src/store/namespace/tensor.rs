@@ -19,6 +19,8 @@ use crate::store::content::Content;
 const FOLD_AFTER: Duration = Duration::from_millis(500);
 /// A tensor is looked at once this part of it has changed, one in so many bytes.
 const CHANGED_SHARE: u64 = 10;
+/// A tensor that was not updated for so long rests.
+const REST_AFTER: Duration = Duration::from_secs(2);
 /// How long after a look the next one may come.
 const LOOK_AFTER: Duration = Duration::from_secs(1);
 
@@ -59,6 +61,9 @@ pub(crate) struct RefitRecord {
     pub(crate) failures: u32,
     /// Since when it has overlays.
     overlaid_since: Option<Instant>,
+    last_update: Instant,
+    /// Whether the last look promised a gain that is only worth a refit once the tensor rests.
+    pub(crate) has_small_gain: bool,
 }
 
 /// What the background thread is to do with a tensor.
@@ -111,13 +116,15 @@ impl Tensor {
             failed_at: None,
             failures: 0,
             overlaid_since: None,
+            last_update: Instant::now(),
+            has_small_gain: false,
         };
         Self { content, slot, publication, table, generations, writing: Arc::default(), refit }
     }
 
     /// Whether the refit thread has something to look at.
     pub(super) fn is_due(&self) -> bool {
-        self.refit.changed_bytes > 0 || !self.content.overlaid.is_empty()
+        self.refit.changed_bytes > 0 || self.refit.has_small_gain || !self.content.overlaid.is_empty()
     }
 
     /// What the background thread is to do now.
@@ -132,14 +139,23 @@ impl Tensor {
         }
         let has_drifted =
             self.refit.changed_bytes >= self.content.geometry.raw_bytes().div_ceil(CHANGED_SHARE).max(1);
-        let is_due = is_auto && has_drifted && self.refit.state == RefitState::Idle;
+        let is_worth_it = has_drifted || self.refit.has_small_gain && self.is_resting();
+        let is_due = is_auto && is_worth_it && self.refit.state == RefitState::Idle;
         (is_due && is_past(self.refit.last_look, LOOK_AFTER)).then_some(Due::Look)
+    }
+
+    /// Whether its last update is a while ago.
+    fn is_resting(&self) -> bool {
+        self.refit.last_update.elapsed() >= REST_AFTER
     }
 
     /// Notes that its blocks changed.
     pub(super) fn note_change(&mut self, raw_bytes: u64) {
         let now = Instant::now();
         self.refit.changed_bytes = self.refit.changed_bytes.saturating_add(raw_bytes);
+        if raw_bytes > 0 {
+            self.refit.last_update = now;
+        }
         if self.content.overlaid.is_empty() {
             self.refit.overlaid_since = None;
         } else {
@@ -226,6 +242,12 @@ impl Namespace {
             tensor.is_due()
         });
         found
+    }
+
+    /// Whether a tensor's last update is a while ago.
+    pub(crate) fn is_tensor_resting(&self, key: &Key) -> Outcome<bool> {
+        let mut inner = self.inner.lock();
+        Ok(self.keyed(&mut inner, key)?.is_resting())
     }
 
     /// Notes that a step for a tensor failed: it is looked at again later.
