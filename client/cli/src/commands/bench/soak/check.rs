@@ -202,3 +202,82 @@ impl Process {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, Receiver};
+
+    use tempfile::TempDir;
+    use tierpack_daemon::{Config, Embedded};
+
+    use super::super::spec;
+    use super::*;
+
+    struct Fixture {
+        process: Process,
+        lines: Receiver<Line>,
+        _daemon: Embedded,
+        _folder: TempDir,
+    }
+
+    impl Fixture {
+        fn start() -> Self {
+            let (folder, specs) = (tempfile::tempdir().unwrap(), spec::all().unwrap());
+            Ledger::create(folder.path(), &specs).unwrap();
+            let config = Config::embedded(folder.path().join("control.sock"), 8 << 20).unwrap();
+            let daemon = Embedded::start(&config).unwrap();
+            let client = Client::builder().socket(daemon.socket()).connect().unwrap();
+            let (sender, lines) = mpsc::channel();
+            let ledger = Ledger::open(folder.path()).unwrap();
+            let process = Process::new(client, specs, ledger, DaemonFate::Lives, sender);
+            Self { process, lines, _daemon: daemon, _folder: folder }
+        }
+
+        /// Checks row 3 of the first tensor as if it had been read with that revision.
+        fn check(&self, revision: u32, floor: Floor) -> Option<u32> {
+            let spec = &self.process.specs[0];
+            let mut bytes = vec![0; spec.row_bytes()];
+            spec.fill(3, &mut bytes, revision, 5);
+            self.process.check(spec, 3, &bytes, floor).unwrap()
+        }
+
+        fn finding(&self) -> String {
+            match self.lines.try_recv() {
+                Ok(Line::Mismatch(text)) => text,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_old_or_too_new_is_found() {
+        let fixture = Fixture::start();
+        let (process, none) = (&fixture.process, Floor::default());
+        let (spec, mut floors) = (&process.specs[0], Vec::new());
+        process.ledger.begin(spec, 3, 7).unwrap();
+        process.ledger.finish(spec, 3, 6).unwrap();
+        assert_eq!(fixture.check(8, none), None);
+        assert!(fixture.finding().contains("revision 8 was never written"));
+        assert_eq!(fixture.check(7, none), Some(7));
+        process.floors(spec, [3].into_iter(), Care::Done, &mut floors).unwrap();
+        assert_eq!((floors[0].seen, floors[0].done), (7, 6));
+        assert_eq!(fixture.check(6, floors[0]), None);
+        assert!(fixture.finding().contains("after this process had read 7"));
+        assert_eq!(fixture.check(5, Floor { seen: 0, done: 6 }), None);
+        let text = fixture.finding();
+        assert!(text.contains("after 6 was done") && text.contains("row 3, piece 0"), "{text}");
+        let tally = process.counts.tally();
+        assert_eq!((tally.mismatches, tally.words_checked), (3, 4 * spec.row_bytes() as u64 / WORD_BYTES));
+    }
+
+    #[test]
+    fn words_of_another_row_are_found() {
+        let fixture = Fixture::start();
+        let spec = &fixture.process.specs[0];
+        let mut bytes = vec![0; spec.row_bytes()];
+        spec.fill(4, &mut bytes, 0, 0);
+        assert_eq!(fixture.process.check(spec, 3, &bytes, Floor::default()).unwrap(), None);
+        let text = fixture.finding();
+        assert!(text.contains("word 192: expected") && text.contains("word 256,"), "{text}");
+    }
+}
