@@ -3,13 +3,18 @@
 
 use std::process::{Command, Stdio};
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use tierpack_tests::full;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
+/// A soak takes all of a small machine: one at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// Runs a soak that must find nothing; gives its report.
 fn soak(minutes: &str, more: &[&str]) -> Value {
+    let _turn = TURN.lock();
     let mut command = Command::new(PROGRAM);
     command.args(["bench", "soak", "--json", "--minutes", minutes]).args(more);
     let output = command.stdin(Stdio::null()).output().expect("run the program");

@@ -41,7 +41,9 @@ use worker::Role;
 use workers::{Plan, Workers};
 
 /// The tensors do not all fit at once, and a put of the largest fits only when others are away.
-const POOL: [&str; 6] = ["--pool-size", "96MiB", "--segment-size", "4MiB", "--lock", "try"];
+const POOL_SIZE: [&str; 4] = ["--pool-size", "96MiB", "--segment-size", "4MiB"];
+/// Refits get all the time that they can have, and do not wait for every view that is kept.
+const SETTINGS: [&str; 6] = ["--lock", "try", "--refit-cpu-percent", "100", "--max-held-percent", "20"];
 /// How long the daemon and the workers may take to get ready, and to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a get is timed without load, at most.
@@ -124,7 +126,7 @@ impl Soak {
         let folder = demo::folder()?;
         let specs = spec::all()?;
         Ledger::create(folder.path(), &specs)?;
-        let mut daemon = Daemon::start(folder.path(), &POOL)?;
+        let mut daemon = Daemon::start(folder.path(), &settings())?;
         drop(daemon.connect(events, PATIENCE)?);
         let base = state::base(&daemon)?;
         let client = daemon.connect(events, PATIENCE)?;
@@ -204,7 +206,7 @@ impl Soak {
 
     /// Kills the daemon; its next one starts empty.
     fn kill_daemon(&mut self, events: &Events) -> Result<()> {
-        self.daemon.replace(self.folder.path(), &POOL)?;
+        self.daemon.replace(self.folder.path(), &settings())?;
         drop(self.daemon.connect(events, PATIENCE)?);
         self.daemon_kills += 1;
         Ok(())
@@ -261,6 +263,11 @@ impl Soak {
             get_under_load: told.loaded,
         })
     }
+}
+
+/// How the daemon is started.
+fn settings() -> Vec<&'static str> {
+    [&POOL_SIZE[..], &SETTINGS].concat()
 }
 
 /// Puts every tensor for the first time.
