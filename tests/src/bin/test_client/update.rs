@@ -132,7 +132,7 @@ impl Updates<'_> {
                     "row {row} of process {writer} went back from version {seen} to {version}"
                 ));
             }
-            let must_be_own = is_own && *row >= SHARED || is_own && writer == self.args.process;
+            let must_be_own = is_own && (*row >= SHARED || writer == self.args.process);
             if must_be_own && (writer, version) != (self.args.process, self.version) {
                 let wanted = self.version;
                 self.fault(format!(
