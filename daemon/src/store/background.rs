@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tierpack_shm::message::{ErrorCode, RefitState, Refusal};
 use tierpack_shm::stats::BackgroundStats;
 
-use super::compact::Compaction;
+use super::compact::{Compaction, Progress};
 use super::namespace::{Due, Namespace, Target};
 use super::refit::{RefitTask, end_refit};
 use super::update::Workspace;
@@ -225,8 +225,13 @@ impl Background {
     fn compact(&mut self) {
         let Some(mut compaction) = self.compaction.take() else { return };
         let started = cpu_time();
-        if self.is_held() || self.store.compact(&mut compaction, &mut self.work) {
-            self.compaction = Some(compaction);
+        let progress =
+            if self.is_held() { Progress::More } else { self.store.compact(&mut compaction, &mut self.work) };
+        match progress {
+            Progress::More => self.compaction = Some(compaction),
+            // Where one could be emptied, another may be worth it.
+            Progress::Emptied => self.compaction = self.store.compaction(&compaction.namespace),
+            Progress::GivenUp => {}
         }
         self.store.reclaim();
         self.pay(started);
