@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use tierpack_shm::chunk::ChunkWriter;
-use tierpack_shm::message::{Blob, MAX_INLINE_BYTES, Reply};
+use tierpack_shm::message::{Blob, ErrorCode, MAX_INLINE_BYTES, Reply};
 use tierpack_shm::types::index;
 
 use crate::deadline::Deadline;
@@ -62,6 +62,31 @@ pub(crate) fn while_busy(
             Err(error) => return Err(error),
         }
     }
+}
+
+/// As [`while_busy`], also again and again while the tensor is replaced under the daemon's hands.
+///
+/// For requests that mean a name, whichever publication it has.
+pub(crate) fn while_replaced(
+    subject: &Subject<'_>,
+    deadline: &Deadline,
+    mut send: impl FnMut() -> Result<Pending>,
+) -> Result<Reply> {
+    loop {
+        match while_busy(subject, deadline, &mut send) {
+            Err(error) if is_replaced(&error) => {
+                if deadline.left().is_zero() {
+                    return Err(deadline.passed(subject.operation));
+                }
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Whether the daemon has found another publication under the name than the one it, or the caller, had begun with.
+pub(crate) fn is_replaced(error: &Error) -> bool {
+    matches!(error, Error::Refused { code, .. } if *code == ErrorCode::Replaced as u16)
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use tierpack_shm::stats::Stats;
 use tierpack_shm::types::index;
 
 use crate::builder::ClientBuilder;
+use crate::chunk::is_replaced;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Opened};
@@ -149,6 +150,7 @@ impl Client {
     /// Checks every block of a tensor: stored bytes against their checksums, decoded bytes against the hash taken at
     /// the put.
     ///
+    /// A tensor that is replaced meanwhile is checked from its first block on.
     /// `progress` hears of (blocks checked, blocks in all) as they go by.
     ///
     /// # Errors
@@ -161,9 +163,17 @@ impl Client {
             let deadline = self.shared.deadline();
             let (namespace, name) = (self.namespace.to_string(), name.to_owned());
             let request = Request::Verify { namespace: namespace.clone(), name: name.clone(), first_block };
-            let reply = self
+            let answer = self
                 .shared
-                .with_session(&deadline, |session| session.request(&subject, request.clone(), &deadline))?;
+                .with_session(&deadline, |session| session.request(&subject, request.clone(), &deadline));
+            let reply = match answer {
+                // What was checked is no more: the blocks of the next one count from the start.
+                Err(error) if is_replaced(&error) => {
+                    (first_block, verified) = (0, 0);
+                    continue;
+                }
+                answer => answer?,
+            };
             let Reply::Verified { n_blocks, next_block, raw_bytes, damage } = reply else {
                 return Err(subject.fault(ProtocolFault::Reply));
             };

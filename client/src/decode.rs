@@ -90,10 +90,17 @@ impl<'a, A: Deref<Target = Attachment>> Coders<'a, A> {
     pub(crate) fn get(&self, word: BlockWord) -> Result<&'a Coder, Fault> {
         let idx = usize::from(word.generation_idx());
         let looked_up = self.looked_up.get(idx).ok_or(NoGuard::Corrupt)?;
-        if let Some(coder) = looked_up.get() {
-            return Ok(coder);
+        match looked_up.get() {
+            Some(coder) => Ok(coder),
+            None => self.look_up(idx, looked_up),
         }
-        let (number, bytes) = self.guard.generation(word.generation_idx())?;
+    }
+
+    /// Once per index: kept out of the loop over rows.
+    #[inline(never)]
+    fn look_up(&self, idx: usize, looked_up: &Cell<Option<&'a Coder>>) -> Result<&'a Coder, Fault> {
+        let generation_idx = u8::try_from(idx).map_err(|_| NoGuard::Corrupt)?;
+        let (number, bytes) = self.guard.generation(generation_idx)?;
         let coder = self.opened.coders.get(idx, number, || parse(number, bytes, &self.opened.geometry))?;
         looked_up.set(Some(coder));
         Ok(coder)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tierpack_shm::message::{Drift, RefitMode, RefitState, Reply, Request};
 
-use crate::chunk::while_busy;
+use crate::chunk::while_replaced;
 use crate::client::{Client, check_name};
 use crate::error::Result;
 use crate::protocol::ProtocolFault;
@@ -49,7 +49,7 @@ impl Client {
         let subject = self.subject("refit a tensor", name);
         let deadline = self.shared.deadline();
         let reply = self.shared.with_session(&deadline, |session| {
-            while_busy(&subject, &deadline, || {
+            while_replaced(&subject, &deadline, || {
                 let (namespace, name) = (self.namespace.to_string(), name.to_owned());
                 session.send(&subject, Request::Refit { namespace, name, mode }, None, &deadline)
             })

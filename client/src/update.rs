@@ -12,7 +12,7 @@ use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{ErrorCode, MAX_CHUNK_BYTES, Reply, Request, Update};
 use tierpack_shm::types::index;
 
-use crate::chunk::{Chunk, while_busy};
+use crate::chunk::{Chunk, is_replaced, while_busy, while_replaced};
 use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -82,7 +82,7 @@ impl Handle {
             let chunk = cut.chunk(&opened.geometry, rows, values)?;
             match self.send_update(&opened, &cut, &chunk, &deadline) {
                 Ok(revision) => return Ok((revision, cut.next)),
-                Err(Error::Refused { code, .. }) if code == ErrorCode::Replaced as u16 => {
+                Err(error) if is_replaced(&error) => {
                     if deadline.left().is_zero() {
                         return Err(deadline.passed("update a tensor that is replaced again and again"));
                     }
@@ -135,7 +135,7 @@ impl Client {
     pub(crate) fn fold(&self, name: &str, deadline: &Deadline) -> Result<()> {
         let subject = self.subject("fold the updates of a tensor", name);
         let reply = self.shared.with_session(deadline, |session| {
-            while_busy(&subject, deadline, || {
+            while_replaced(&subject, deadline, || {
                 let (namespace, name) = (self.namespace.to_string(), name.to_owned());
                 session.send(&subject, Request::Fold { namespace, name }, None, deadline)
             })

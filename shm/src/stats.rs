@@ -82,6 +82,8 @@ pub struct NamespaceStats {
     pub held_bytes: u64,
     /// Bytes of its segments.
     pub segment_bytes: u64,
+    /// Bytes of its data segments: what `used_bytes` is a part of.
+    pub data_segment_bytes: u64,
     /// The epoch.
     pub epoch: u64,
     /// Bytes of overlays that are not folded yet.

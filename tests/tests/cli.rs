@@ -154,7 +154,7 @@ fn integers_are_stored_raw_where_planes_are_asked_for() {
     let table = daemon.run_ok(&["ls", "--verbose"]);
     let row = table.lines().find(|line| line.contains("integers")).expect("a row");
     let cells: Vec<&str> = row.split_whitespace().collect();
-    assert!(cells.contains(&"raw") && cells.ends_with(&["-", "-", "-", "0"]), "{row}");
+    assert!(cells.contains(&"raw") && cells.ends_with(&["-", "-", "-", "0", "0"]), "{row}");
 }
 
 #[test]

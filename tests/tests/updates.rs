@@ -81,7 +81,7 @@ impl Model {
                     assert!(blocks.copied().collect::<Vec<_>>() == self.bytes, "view {what}");
                 }
                 Err(Error::Encoded { codec }) => assert_ne!(codec, CodecId::Raw, "view {what}"),
-                Err(error) => panic!("view {what}: {error}"),
+                Err(error) => unreachable!("view {what}: {error}"),
             }
         }
         assert_eq!(fresh.revision().expect("it is there"), self.revision);

@@ -27,7 +27,7 @@ use output::Output;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  success
-  1  an error, printed on one line; for demo also a mismatch
+  1  an error, printed on one line; for demo and bench soak also a mismatch or a leak
   2  wrong usage of the command line";
 
 /// Keeps tensors in host memory, once per machine, for any number of processes.
@@ -70,6 +70,9 @@ enum Command {
     /// One reading process of `demo`
     #[command(hide = true)]
     DemoReader(demo::reader::Args),
+    /// One process of `bench soak`
+    #[command(hide = true)]
+    SoakWorker(bench::SoakWorkerArgs),
 }
 
 impl Cli {
@@ -117,11 +120,12 @@ fn run(cli: Cli, out: &mut Output) -> anyhow::Result<ExitCode> {
         Command::Rm(args) => rm::run(&args, socket, out)?,
         Command::Verify(args) => verify::run(&args, socket, out)?,
         Command::Refit(args) => refit::run(&args, socket, out)?,
-        Command::Bench(args) => bench::run(&args, out)?,
+        Command::Bench(args) => return bench::run(&args, out),
         Command::Ns(args) => ns::run(&args, socket, out)?,
         Command::Stats(args) => stats::run(&args, socket, out)?,
         Command::Demo(args) => return demo::run(&args, out),
         Command::DemoReader(args) => demo::reader::run(&args, socket, out)?,
+        Command::SoakWorker(args) => bench::run_soak_worker(&args, socket, out)?,
     }
     Ok(ExitCode::SUCCESS)
 }

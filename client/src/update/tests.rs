@@ -172,10 +172,16 @@ fn a_long_update_travels_beside_its_messages() {
 fn a_view_asks_for_overlays_to_be_put_away() {
     let (word, folded) = mpsc::channel::<BlockWord>();
     let mut tensor = FakeTensor::open(Dtype::U8, &[4, 2], CodecId::Raw, move |peer, words, _| {
-        let (id, request) = peer.asked();
-        assert!(matches!(request, Request::Fold { .. }), "{request:?}");
-        words.store(0, folded.recv().unwrap());
-        peer.reply(id, Ok(Reply::Done));
+        // Another publication comes between at first: the view is for the name.
+        let refusal = Refusal::new(ErrorCode::Replaced, "replaced: open it again");
+        for answer in [Err(refusal), Ok(Reply::Done)] {
+            let (id, request) = peer.asked();
+            assert!(matches!(request, Request::Fold { .. }), "{request:?}");
+            if answer.is_ok() {
+                words.store(0, folded.recv().unwrap());
+            }
+            peer.reply(id, answer);
+        }
         peer.drain();
     });
     tensor.put(&[0; 8], None);

@@ -12,11 +12,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError};
+use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 use tierpack_shm::message::{ErrorCode, RefitState, Refusal};
 use tierpack_shm::stats::BackgroundStats;
 
-use super::compact::Compaction;
+use super::compact::{Compaction, Progress};
 use super::namespace::{Due, Namespace, Target};
 use super::refit::{RefitTask, end_refit};
 use super::update::Workspace;
@@ -223,17 +224,23 @@ impl Background {
     /// One step of the compaction under way.
     fn compact(&mut self) {
         let Some(mut compaction) = self.compaction.take() else { return };
-        let started = Instant::now();
-        if self.is_held() || self.store.compact(&mut compaction, &mut self.work) {
-            self.compaction = Some(compaction);
+        let started = cpu_time();
+        let progress =
+            if self.is_held() { Progress::More } else { self.store.compact(&mut compaction, &mut self.work) };
+        match progress {
+            Progress::More => self.compaction = Some(compaction),
+            // Where one could be emptied, another may be worth it.
+            Progress::Emptied => self.compaction = self.store.compaction(&compaction.namespace),
+            Progress::GivenUp => {}
         }
         self.store.reclaim();
         self.pay(started);
     }
 
     /// Notes how long it has to sleep for what it has worked since `started`.
-    fn pay(&mut self, started: Instant) {
-        self.debt += started.elapsed() * (100 - self.cpu_percent) / self.cpu_percent;
+    fn pay(&mut self, started: Duration) {
+        let worked = cpu_time().saturating_sub(started);
+        self.debt += worked * (100 - self.cpu_percent) / self.cpu_percent;
     }
 
     /// Whether readers hold back too much for another block to be stored anew.
@@ -258,7 +265,7 @@ impl Background {
         let (namespace, target) = job.of();
         let (namespace, target) = (Arc::clone(namespace), target.clone());
         self.store.background.note(|done| done.state = "working");
-        let started = Instant::now();
+        let started = cpu_time();
         let outcome = self.carry_out(job);
         self.store.background.note(|done| match &outcome {
             Ok(_) => done.last_success = Some(Instant::now()),
@@ -325,6 +332,11 @@ impl Background {
             }
         }
     }
+}
+
+/// Time that this thread has had a core: what it waited for one on a busy machine is nobody's loss.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// Whether a job ended because its tensor is gone: that is no failure.

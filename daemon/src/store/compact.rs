@@ -21,6 +21,17 @@ const ROOM_PERCENT: u64 = 110;
 /// How long a segment in which nothing visible is left may wait for leases before it is used again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How a compaction stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// There is more to do, or to wait for.
+    More,
+    /// The segment is empty.
+    Emptied,
+    /// It is used again as before.
+    GivenUp,
+}
+
 /// One segment on its way to be empty.
 #[derive(Debug)]
 pub(crate) struct Compaction {
@@ -111,15 +122,15 @@ impl Store {
         })
     }
 
-    /// Moves one block, or finds the next tensor with some; says whether there is more to do.
-    pub(super) fn compact(&self, compaction: &mut Compaction, work: &mut Workspace) -> bool {
+    /// Moves one block, or finds the next tensor with some.
+    pub(super) fn compact(&self, compaction: &mut Compaction, work: &mut Workspace) -> Progress {
         let Compaction { namespace, segment_idx, after, blocks, target, emptied } = compaction;
         if let (Some(target), Some(block_idx)) = (&target, blocks.pop()) {
             match self.move_block(namespace, target, block_idx, work) {
-                Ok(true) => return true,
+                Ok(true) => return Progress::More,
                 Ok(false) => {
                     namespace.reopen(*segment_idx);
-                    return false;
+                    return Progress::GivenUp;
                 }
                 // The tensor is gone: on to the next one.
                 Err(_) => blocks.clear(),
@@ -132,20 +143,20 @@ impl Store {
             if !has_room {
                 namespace.reopen(*segment_idx);
             }
-            return has_room;
+            return if has_room { Progress::More } else { Progress::GivenUp };
         }
         let since = *emptied.get_or_insert_with(Instant::now);
         if namespace.is_gone_or_free(*segment_idx) {
             self.trim_one(namespace, 0);
-            return false;
+            return Progress::Emptied;
         }
         if since.elapsed() > PATIENCE {
             namespace.reopen(*segment_idx);
-            return false;
+            return Progress::GivenUp;
         }
         // What was put or updated before the segment was closed may have become visible since.
         (*after, *target) = (None, None);
-        true
+        Progress::More
     }
 
     /// Moves one block; says whether there was room.

@@ -1,7 +1,7 @@
 //! The store: namespaces, and the memory that they share.
 //!
 //! Every namespace has segments of its own; `--pool-size` bounds all of them together.
-//! A namespace's segments start small and double, so that many small namespaces fit a pool.
+//! A namespace's segments start small and grow with it, so that many small namespaces fit a pool.
 //! When the budget is used up, what no lease holds is freed and segments in which nothing is used return to the
 //! system, and only then is a put refused.
 //!
@@ -58,6 +58,8 @@ pub(crate) type Outcome<T> = core::result::Result<T, Refusal>;
 const FIRST_DATA_BYTES: u64 = MIB;
 /// Refits that wait for the background thread; one more is answered `Busy`.
 const REFIT_QUEUE: usize = 1024;
+/// A namespace's data segments grow by one part in so many of what they have, so that little of it lies idle.
+const GROWTH_SHARE: u64 = 8;
 /// How long an allocation waits for clients to unmap segments that return to the system.
 const RETURN_WAIT: Duration = Duration::from_secs(2);
 
@@ -183,7 +185,7 @@ impl Store {
         }
     }
 
-    /// A segment as long as the namespace has bytes already, within what the budget leaves.
+    /// A segment that is a small part of what the namespace has already, within what the budget leaves.
     fn grown_segment(
         &self,
         namespace: &Namespace,
@@ -191,10 +193,12 @@ impl Store {
         needed: u64,
     ) -> Option<Outcome<Segment>> {
         let least = needed.next_multiple_of(MIN_SEGMENT_BYTES);
-        let first = if kind == SegmentKind::Data { FIRST_DATA_BYTES } else { MIN_SEGMENT_BYTES };
-        let usual = namespace.segment_bytes(kind).next_power_of_two().clamp(first, self.segment_bytes);
-        let wished =
-            usual.max(least.next_power_of_two().min(tierpack_shm::layout::SEGMENT_SPAN_BYTES)).max(least);
+        let has = namespace.segment_bytes(kind);
+        let (first, usual) = match kind {
+            SegmentKind::Data => (FIRST_DATA_BYTES, (has / GROWTH_SHARE).next_multiple_of(MIN_SEGMENT_BYTES)),
+            SegmentKind::Directory => (MIN_SEGMENT_BYTES, has.next_power_of_two()),
+        };
+        let wished = usual.clamp(first, self.segment_bytes).max(least);
         // Near the end of the budget, a shorter segment is better than none.
         let left = self.budget.left() / MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES;
         if left < least {

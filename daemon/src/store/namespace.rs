@@ -297,6 +297,7 @@ impl Namespace {
         stats.used_bytes = inner.data.used_bytes();
         stats.directory_bytes = inner.directory.pool().used_bytes();
         stats.held_bytes = inner.held_bytes();
+        stats.data_segment_bytes = inner.data.segment_bytes();
         stats.segment_bytes = inner.data.segment_bytes() + inner.directory.pool().segment_bytes();
         stats.epoch = inner.directory.epoch();
         for tensor in inner.tensors.values() {

@@ -1,4 +1,6 @@
-//! `tierpack bench`: measures, never asserts.
+//! `tierpack bench`: measures, and never asserts how fast; `soak` asserts that everything is right.
+
+use std::process::ExitCode;
 
 use anyhow::Result;
 use tierpack_client::CodecId;
@@ -7,8 +9,13 @@ use crate::output::Output;
 
 mod codecs;
 mod gather;
+mod pool;
+mod refit;
+mod soak;
 mod tensor;
 mod weights;
+
+pub(crate) use soak::worker::{Args as SoakWorkerArgs, run as run_soak_worker};
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
@@ -23,17 +30,27 @@ enum Command {
     Codecs(codecs::Args),
     /// Random rows per second through a daemon and a client, beside a memcpy of the same rows
     Gather(gather::Args),
+    /// How much of the memory that the daemon takes is in use, under a long trace of puts, updates and removals
+    Pool(pool::Args),
+    /// How long a get of one row takes while the daemon refits its tensor, beside a copy and beside nothing
+    Refit(refit::Args),
+    /// Processes that read, write, refit and are killed for a while: every word is checked, and what leaks
+    Soak(soak::Args),
 }
 
 /// Runs one benchmark.
 ///
 /// # Errors
 /// A file cannot be read, a daemon cannot be started, or standard output cannot be written.
-pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
+pub(crate) fn run(args: &Args, out: &mut Output) -> Result<ExitCode> {
     match &args.command {
-        Command::Codecs(args) => codecs::run(args, out),
-        Command::Gather(args) => gather::run(args, out),
+        Command::Codecs(args) => codecs::run(args, out)?,
+        Command::Gather(args) => gather::run(args, out)?,
+        Command::Pool(args) => pool::run(args, out)?,
+        Command::Refit(args) => refit::run(args, out)?,
+        Command::Soak(args) => return soak::run(args, out),
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Which codecs are measured.

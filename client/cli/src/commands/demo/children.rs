@@ -1,4 +1,6 @@
-//! The demo's child processes: one daemon, some readers, and what happens to them.
+//! Child processes: one daemon, some readers, and what happens to them.
+//!
+//! `bench soak` starts its processes by the same guards.
 //!
 //! A child is killed and reaped when its guard is dropped.
 //! Signals are blocked in the demo and arrive as events instead, so that an interrupt takes the same way out
@@ -7,7 +9,7 @@
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -35,7 +37,7 @@ enum Event {
 
 /// Everything that the demo waits for, in one queue.
 #[derive(Debug)]
-pub(super) struct Events {
+pub(in crate::commands) struct Events {
     sender: Sender<Event>,
     receiver: Receiver<Event>,
 }
@@ -45,7 +47,7 @@ impl Events {
     ///
     /// # Errors
     /// The signals cannot be blocked.
-    pub(super) fn start() -> Result<Self> {
+    pub(in crate::commands) fn start() -> Result<Self> {
         let (sender, receiver) = mpsc::channel();
         let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
         signals.thread_block().context("block signals")?;
@@ -94,8 +96,16 @@ impl Events {
         Ok(lines.into_iter().flatten().collect())
     }
 
+    /// Waits a tick.
+    ///
+    /// # Errors
+    /// This program was told to end.
+    pub(in crate::commands) fn tick(&self) -> Result<()> {
+        self.next().map(drop)
+    }
+
     /// The next event, if one comes within a tick.
-    fn next(&mut self) -> Result<Option<Event>> {
+    fn next(&self) -> Result<Option<Event>> {
         match self.receiver.recv_timeout(TICK) {
             Ok(Event::Interrupt(signal)) => bail!("interrupted by {signal}"),
             Ok(event) => Ok(Some(event)),
@@ -107,7 +117,7 @@ impl Events {
 
 /// A child process that does not outlive this value.
 #[derive(Debug)]
-struct Guard {
+pub(in crate::commands) struct Guard {
     child: Child,
     what: String,
     log: PathBuf,
@@ -115,7 +125,16 @@ struct Guard {
 
 impl Guard {
     /// Starts this executable with `arguments`; what it writes to standard error goes to a file in `folder`.
-    fn start(what: String, folder: &Path, arguments: &[&str], stdin: Stdio, stdout: Stdio) -> Result<Self> {
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub(in crate::commands) fn start(
+        what: String,
+        folder: &Path,
+        arguments: &[&str],
+        stdin: Stdio,
+        stdout: Stdio,
+    ) -> Result<Self> {
         let log = folder.join(format!("{}.log", what.replace(' ', "-")));
         let stderr = File::create(&log).with_context(|| format!("create {}", log.display()))?;
         let executable = std::env::current_exe().context("find this executable")?;
@@ -133,9 +152,23 @@ impl Guard {
         Ok(Self { child, what, log })
     }
 
+    /// The process.
+    pub(in crate::commands) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its standard input and output, where they were asked for as pipes and not taken yet.
+    ///
+    /// # Errors
+    /// They are not there.
+    pub(in crate::commands) fn pipes(&mut self) -> Result<(ChildStdin, ChildStdout)> {
+        let pipes = self.child.stdin.take().zip(self.child.stdout.take());
+        pipes.with_context(|| format!("the pipes of the {} are missing", self.what))
+    }
+
     /// # Errors
     /// The child has ended.
-    fn check_alive(&mut self) -> Result<()> {
+    pub(in crate::commands) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait() {
             Ok(None) => Ok(()),
             Ok(Some(status)) => Err(self.last_words(status)),
@@ -144,7 +177,7 @@ impl Guard {
     }
 
     /// Why the child ended; waits for that.
-    fn obituary(&mut self) -> Error {
+    pub(in crate::commands) fn obituary(&mut self) -> Error {
         match self.child.wait() {
             Ok(status) => self.last_words(status),
             Err(error) => Error::from(error).context(format!("wait for the {}", self.what)),
@@ -168,41 +201,42 @@ impl Drop for Guard {
     }
 }
 
-/// The demo's own daemon.
+/// A daemon of our own.
 #[derive(Debug)]
-pub(super) struct Daemon {
+pub(in crate::commands) struct Daemon {
     guard: Guard,
     control: PathBuf,
 }
 
 impl Daemon {
-    /// Starts a daemon with a small pool in `folder`.
+    /// Starts a daemon in `folder`, with the pool that `settings` describe.
     ///
     /// # Errors
     /// The process cannot be started.
-    pub(super) fn start(folder: &Path) -> Result<Self> {
+    pub(in crate::commands) fn start(folder: &Path, settings: &[&str]) -> Result<Self> {
         let pid = std::process::id().to_string();
-        // Small segments, so that the memory in use shows and not the memory in reserve.
-        let arguments = [
-            "serve",
-            "--pool-size",
-            "64MiB",
-            "--segment-size",
-            "4MiB",
-            "--lock",
-            "try",
-            "--exit-with-parent",
-            &pid,
-        ];
+        let arguments = [&["serve", "--exit-with-parent", &pid], settings].concat();
         let guard = Guard::start("daemon".to_owned(), folder, &arguments, Stdio::null(), Stdio::null())?;
         Ok(Self { guard, control: folder.join("control.sock") })
+    }
+
+    /// Kills the daemon and starts another one in its place.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub(in crate::commands) fn replace(&mut self, folder: &Path, settings: &[&str]) -> Result<()> {
+        // Both fail only when the daemon is gone already.
+        drop(self.guard.child.kill());
+        drop(self.guard.child.wait());
+        *self = Self::start(folder, settings)?;
+        Ok(())
     }
 
     /// Connects as soon as the daemon answers.
     ///
     /// # Errors
     /// It ends, or does not answer within `patience`.
-    pub(super) fn connect(&mut self, events: &mut Events, patience: Duration) -> Result<Client> {
+    pub(in crate::commands) fn connect(&mut self, events: &Events, patience: Duration) -> Result<Client> {
         let deadline = Instant::now() + patience;
         loop {
             match Client::builder().socket(&self.control).connect() {
@@ -213,18 +247,29 @@ impl Daemon {
                 Err(_) => {}
             }
             self.guard.check_alive()?;
-            // Waits a tick and notices an interrupt; no reader runs yet.
-            drop(events.next()?);
+            // Notices an interrupt; no reader runs yet.
+            events.tick()?;
         }
     }
 
     /// The daemon's process.
-    pub(super) fn pid(&self) -> u32 {
-        self.guard.child.id()
+    pub(in crate::commands) fn pid(&self) -> u32 {
+        self.guard.pid()
+    }
+
+    /// Its control socket.
+    pub(in crate::commands) fn socket(&self) -> &Path {
+        &self.control
+    }
+
+    /// # Errors
+    /// The daemon has ended.
+    pub(in crate::commands) fn check_alive(&mut self) -> Result<()> {
+        self.guard.check_alive()
     }
 
     /// Ends the daemon.
-    pub(super) fn stop(self) {
+    pub(in crate::commands) fn stop(self) {
         drop(self);
     }
 }
@@ -247,8 +292,7 @@ impl Reader {
         let (seed, seconds) = (idx.to_string(), seconds.to_string());
         let arguments = ["demo-reader", "--seed", &seed, "--seconds", &seconds];
         let mut guard = Guard::start(what, folder, &arguments, Stdio::piped(), Stdio::piped())?;
-        let pipes = (guard.child.stdin.take(), guard.child.stdout.take());
-        let (Some(stdin), Some(stdout)) = pipes else { bail!("the pipes of reader {idx} are missing") };
+        let (stdin, stdout) = guard.pipes()?;
         let queue = events.sender.clone();
         std::thread::Builder::new()
             .name(format!("reader-{idx}"))

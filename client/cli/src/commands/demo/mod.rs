@@ -9,7 +9,7 @@
 //!
 //! Every child process is ended and every file removed on every way out; only SIGKILL of the demo leaves a folder.
 
-mod children;
+pub(super) mod children;
 pub(crate) mod reader;
 mod report;
 mod source;
@@ -32,6 +32,8 @@ use source::Source;
 
 /// How long the daemon and the readers may take to get ready, and to end after their time.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Small segments, so that the memory in use shows and not the memory in reserve.
+const POOL: [&str; 6] = ["--pool-size", "64MiB", "--segment-size", "4MiB", "--lock", "try"];
 /// Longest folder that leaves room for the names of sockets: a socket path has 107 bytes at most.
 const MAX_FOLDER_BYTES: usize = 64;
 
@@ -64,8 +66,8 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<ExitCode> {
     spinner.enable_steady_tick(Duration::from_millis(100));
     let folder = folder()?;
     spinner.set_message("starting a daemon");
-    let mut daemon = Daemon::start(folder.path())?;
-    let client = daemon.connect(&mut events, PATIENCE)?;
+    let mut daemon = Daemon::start(folder.path(), &POOL)?;
+    let client = daemon.connect(&events, PATIENCE)?;
     spinner.set_message("storing a slice of a real checkpoint");
     let entries = store(&client)?;
     // The client goes before memory is measured: only daemon and readers count.
