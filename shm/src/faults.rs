@@ -88,6 +88,8 @@ points! {
     SegmentClosed = "daemon.compact.segment_closed",
     /// A block is copied to another segment; its word is not swapped.
     BlockCopied = "daemon.compact.block_copied",
+    /// Metadata are copied to another segment; their address is not swapped.
+    MetadataCopied = "daemon.compact.metadata_copied",
     /// The daemon is about to make the memory file of a segment.
     SegmentCreate = "daemon.segment.create" can fail,
     /// The daemon is about to make the memory file of a client page.

@@ -91,7 +91,7 @@ fn plan(point: Point) -> Plan {
             Plan::Store(&[Work::Refit(CODED)])
         }
         Point::IndexRetired => Plan::Store(&[Work::Refit(CODED)]),
-        Point::SegmentClosed | Point::BlockCopied => Plan::Store(&[Work::Compact]),
+        Point::SegmentClosed | Point::BlockCopied | Point::MetadataCopied => Plan::Store(&[Work::Compact]),
         Point::StartLocked | Point::StartBound => Plan::Start,
         Point::PutBegun | Point::PutEncoded | Point::PutBeforePublish => Plan::Daemon(PUTS),
         Point::PutPublished => Plan::Daemon(PUTS),

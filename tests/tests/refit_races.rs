@@ -163,7 +163,18 @@ fn stopped_reader(operation: &str, refits: u64) {
         serde_json::from_str(&reader.line().expect("the client reports")).expect("a report")
     };
     let found = report();
-    assert_eq!(found, FaultReport { version: Some(1), error: None }, "{operation} across {refits} refits");
+    // Later blocks may lie in segments that came while it was stopped: then it reads anew, and all of what is there.
+    let pid = i32::try_from(reader.process().pid()).ok();
+    let stats = daemon.stats();
+    let retries: u64 = stats
+        .sessions
+        .iter()
+        .filter(|session| session.pid == pid)
+        .map(|session| session.counts.retries)
+        .sum();
+    let version = if retries == 0 { 1 } else { 3 };
+    let expected = FaultReport { version: Some(version), error: None };
+    assert_eq!(found, expected, "{operation} across {refits} refits, {retries} retries");
     check_rest(&daemon, &client, "t");
     drop(reader);
     client.remove("t").expect("it is there");

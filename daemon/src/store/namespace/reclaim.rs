@@ -149,6 +149,7 @@ impl Inner {
         let Some(mut fresh) = data.allocate(u64::from(len)) else { return Ok(false) };
         fresh.write(0, &data.bytes(old).expect("the extent is this tensor's")[..index(u64::from(len))]);
         let extent = fresh.freeze();
+        reach(Point::MetadataCopied);
         let set = directory.set_generation(&tensor.generations, generation_idx, (number, len), &extent);
         set.expect("the table is this tensor's");
         let extents = vec![tensor.content.relocate_metadata(generation_idx, extent)];
