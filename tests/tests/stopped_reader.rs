@@ -57,7 +57,7 @@ fn go_on_after_the_pool_was_filled(how: &str) {
         fillers += 1;
     }
     let text = put(&client, "one-more", 2, FILLER_BYTES).expect_err("the pool is full").to_string();
-    let holder = format!("removed tensors that clients still read {stored_bytes} bytes");
+    let holder = format!("removed or replaced bytes that clients still read {stored_bytes} bytes");
     assert!(text.contains(&holder), "the error names what holds the room: {text}");
     assert!(fillers >= 8, "{fillers} fillers found room");
     if full() {

@@ -29,6 +29,8 @@ use crate::shutdown::Shutdown;
 
 /// How often it looks for something to do.
 const TICK: Duration = Duration::from_millis(50);
+/// Jobs from which on it looks for no more.
+const MAX_JOBS: usize = 256;
 /// How often it looks for segments to empty.
 const ROOM_TICK: Duration = Duration::from_secs(1);
 /// A tensor that rests is refitted for a gain of one part in so many of what is asked of others.
@@ -198,6 +200,9 @@ impl Background {
 
     /// Finds tensors with something to do that are not under way yet.
     fn look_around(&mut self) {
+        if self.jobs.len() >= MAX_JOBS {
+            return;
+        }
         for namespace in self.store.namespaces() {
             for (target, due) in namespace.due(self.is_auto) {
                 if self.jobs.iter().any(|job| job.is_for(&namespace, &target)) {

@@ -359,7 +359,7 @@ impl Store {
         }
         let text = format!(
             "pool is full: {} more are needed, and of {} tensors take {}, puts under way {}, directories {}, and \
-             replaced bytes that clients still read {}{}; remove tensors or start the daemon with a larger --pool-size",
+             removed or replaced bytes that clients still read {}{}; remove tensors or start the daemon with a larger --pool-size",
             ByteSize(needed),
             ByteSize(self.budget.size()),
             ByteSize(stored),

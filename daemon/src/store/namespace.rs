@@ -45,6 +45,8 @@ pub(super) struct Inner {
     retired: VecDeque<Retired>,
     /// Names of tensors that changed since the refit thread looked at them.
     changed: BTreeSet<String>,
+    /// The one that was looked at last.
+    changed_cursor: Option<String>,
     /// Serial numbers of the segments that are present.
     serials: HashMap<(SegmentKind, u32), u64>,
     /// Whether a put was ever committed, or the namespace was asked for: then it stays, even when it is empty.
@@ -86,6 +88,7 @@ impl Namespace {
             stored_bytes: 0,
             retired: VecDeque::new(),
             changed: BTreeSet::new(),
+            changed_cursor: None,
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
             was_published: false,
             pages: Vec::new(),

@@ -1,5 +1,6 @@
 //! A visible tensor: its content, where the directory keeps it, and how it drifts.
 
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ use super::{Inner, Namespace};
 use crate::store::Outcome;
 use crate::store::content::Content;
 
+/// Changed tensors that one look goes through.
+const LOOKS: usize = 256;
 /// How long overlays wait for more of them before they are folded.
 const FOLD_AFTER: Duration = Duration::from_millis(500);
 /// A tensor is looked at once this part of it has changed, one in so many bytes.
@@ -230,17 +233,23 @@ impl Tensor {
 }
 
 impl Namespace {
-    /// The tensors with something to do for the background thread.
+    /// Tensors with something to do for the background thread, of the next few that have changed: the lock is not held
+    /// for long, however many there are.
     pub(crate) fn due(&self, is_auto: bool) -> Vec<(Target, Due)> {
-        let inner = &mut *self.inner.lock();
-        let (mut found, tensors) = (Vec::new(), &inner.tensors);
-        inner.changed.retain(|name| {
-            let Some(tensor) = tensors.get(name) else { return false };
-            if let Some(due) = tensor.due(is_auto) {
-                found.push((tensor.target(name), due));
+        let Inner { changed, changed_cursor, tensors, .. } = &mut *self.inner.lock();
+        let start = changed_cursor.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let names: Vec<String> = changed.range((start, Bound::Unbounded)).take(LOOKS).cloned().collect();
+        *changed_cursor = names.last().filter(|_| names.len() == LOOKS).cloned();
+        let mut found = Vec::new();
+        for name in names {
+            let tensor = tensors.get(&name);
+            if let Some((tensor, due)) = tensor.and_then(|tensor| Some((tensor, tensor.due(is_auto)?))) {
+                found.push((tensor.target(&name), due));
             }
-            tensor.is_due()
-        });
+            if !tensor.is_some_and(Tensor::is_due) {
+                changed.remove(&name);
+            }
+        }
         found
     }
 
