@@ -78,6 +78,13 @@ impl Extents {
         }
     }
 
+    /// Gives of every segment again.
+    pub fn open_segments(&mut self) {
+        for index in self.closed.clone() {
+            self.open_segment(index);
+        }
+    }
+
     /// The free runs of a segment, closed or not.
     fn runs_of(&self, index: usize) -> Vec<(u64, u64)> {
         let (start, units) = self.segments.get(&index).copied().unwrap_or_default();

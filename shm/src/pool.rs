@@ -119,6 +119,11 @@ impl Pool {
         self.extents.open_segment(segment_idx);
     }
 
+    /// Gives of every segment again.
+    pub fn open_segments(&mut self) {
+        self.extents.open_segments();
+    }
+
     /// Bytes in use of a segment.
     pub fn segment_used_bytes(&self, segment_idx: usize) -> u64 {
         self.extents.segment_used_bytes(segment_idx)

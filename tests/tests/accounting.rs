@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 
-use tierpack_client::{Client, Dtype, Error};
+use tierpack_client::{Client, Dtype, Error, Tensors};
 use tierpack_tests::{Daemon, Process, data, eventually, full, memory, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
@@ -143,4 +143,31 @@ fn a_tensor_of_one_byte_costs_little() {
     let (pool, own) = ((taken() - before) / N, status(pid, "RssAnon").saturating_sub(anonymous) / N);
     println!("a tensor of one byte takes {pool} bytes of the pool and {own} of the daemon's own memory");
     assert!(pool + own < 4096, "{pool} and {own}");
+}
+
+/// A namespace goes while one of its segments is being emptied: the budget gets every byte back, and once.
+#[test]
+fn a_namespace_that_is_removed_in_the_middle_of_a_compaction_gives_its_memory_back_once() {
+    let mut daemon = Daemon::start(PROGRAM, &["--pool-size", "128MiB", "--lock", "off"]);
+    let client = daemon.client();
+    let rounds = if full() { 40 } else { 8 };
+    for round in 0..rounds {
+        let names = client.namespace(&format!("short-lived {round}")).expect("a short name");
+        let put = |n: u64, len: u64| {
+            let mut sevens = std::io::repeat(7);
+            let done = names.put_with(&n.to_string(), Dtype::U8, &[len / 512, 512], &mut sevens, &raw());
+            done.expect("room");
+        };
+        (0..40).for_each(|n| put(n, MIB));
+        // Every second one goes: each segment is half empty, and worth emptying.
+        (0..40).step_by(2).for_each(|n| names.remove(&n.to_string()).expect("it is there"));
+        // Looks for room come once a second: a round ends a little later in it than the last one did.
+        thread::sleep(std::time::Duration::from_millis(900 + 50 * (round % 8)));
+        names.remove_namespace(Tensors::Remove).expect("it is ours");
+        eventually("an empty pool", || {
+            let pool = daemon.stats().pool;
+            (pool.used_bytes == 0 && pool.segment_bytes == 0 && pool.returning_bytes == 0).then_some(())
+        });
+    }
+    assert!(daemon.process().is_running());
 }

@@ -138,7 +138,7 @@ impl Store {
 
     /// Gives the budget what the segments of a namespace took that nobody maps or finds any more.
     fn give_back(&self, namespace: &Namespace) {
-        for segment in namespace.all_segments() {
+        for segment in namespace.bury() {
             self.budget.start_return(segment.len());
             self.budget.end_return(segment.len(), segment.is_locked());
         }

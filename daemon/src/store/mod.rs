@@ -158,11 +158,15 @@ impl Store {
             if let Some(segment) = self.grown_segment(namespace, kind, needed) {
                 let segment = segment?;
                 reach(Point::SegmentMade);
-                let len = segment.len();
+                let (len, is_locked) = (segment.len(), segment.is_locked());
                 let announce = |id, segment| {
                     self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment });
                 };
-                let id = namespace.add_segment(kind, segment, self.next_serial(), announce)?;
+                let added = namespace.add_segment(kind, segment, self.next_serial(), announce);
+                let id = added.inspect_err(|_| {
+                    self.budget.start_return(len);
+                    self.budget.end_return(len, is_locked);
+                })?;
                 drop(growing);
                 tracing::info!(
                     namespace = namespace.name,
@@ -176,6 +180,8 @@ impl Store {
             drop(growing);
             self.reclaim();
             let returning = self.trim(0);
+            // What is being emptied is better used than refused.
+            namespace.open_segments();
             if namespace.has_room(kind, needed) {
                 return Ok(());
             }

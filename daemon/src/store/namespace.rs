@@ -59,6 +59,8 @@ pub(super) struct Inner {
     was_used: bool,
     /// Whether it was removed: nothing can be published any more.
     is_removed: bool,
+    /// Whether its segments were given back to the budget.
+    is_buried: bool,
 }
 
 /// A namespace of the store.
@@ -95,6 +97,7 @@ impl Namespace {
             puts: 0,
             was_used: false,
             is_removed: false,
+            is_buried: false,
         };
         Self { id, name, growing: Mutex::new(()), inner: Mutex::new(inner) }
     }
@@ -138,6 +141,10 @@ impl Namespace {
         announce: impl FnOnce(SegmentId, Arc<Segment>),
     ) -> Outcome<SegmentId> {
         let (mut inner, segment) = (self.inner.lock(), Arc::new(segment));
+        if inner.is_buried {
+            let text = format!("namespace {:?} was removed", self.name);
+            return Err(Refusal::new(ErrorCode::NotFound, text));
+        }
         let pool = inner.pool_mut(kind);
         let Some(segment_idx) = pool.next_index() else {
             let text =
@@ -157,6 +164,9 @@ impl Namespace {
     /// `retire` in the order of all that is told of this namespace.
     pub(super) fn take_free_segments(&self, keep: usize, mut retire: impl FnMut(SegmentId, Arc<Segment>)) {
         let mut inner = self.inner.lock();
+        if inner.is_buried {
+            return;
+        }
         for (kind, keep) in [(SegmentKind::Data, keep), (SegmentKind::Directory, 0)] {
             for segment_idx in inner.pool_mut(kind).free_segments().into_iter().skip(keep) {
                 let index = u32::try_from(segment_idx).expect("at most MAX_SEGMENTS");
@@ -179,11 +189,17 @@ impl Namespace {
         !inner.was_published && inner.pages.is_empty() && inner.puts == 0 && inner.data.used_bytes() == 0
     }
 
-    /// Every segment, for when the namespace goes.
-    pub(super) fn all_segments(&self) -> Vec<Arc<Segment>> {
-        let inner = self.inner.lock();
+    /// Every segment, as the namespace goes: from now on it takes and gives none.
+    pub(super) fn bury(&self) -> Vec<Arc<Segment>> {
+        let mut inner = self.inner.lock();
+        inner.is_buried = true;
         let both = [inner.directory.pool(), &inner.data];
         both.into_iter().flat_map(|pool| pool.segments().map(|(_, segment)| Arc::clone(segment))).collect()
+    }
+
+    /// Gives of every data segment again, those that are being emptied included.
+    pub(super) fn open_segments(&self) {
+        self.inner.lock().data.open_segments();
     }
 
     pub(super) fn vacate(&self, id: SegmentId) {
