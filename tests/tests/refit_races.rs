@@ -109,6 +109,12 @@ fn a_reader_that_is_stopped_below_an_overlay_reads_what_it_found() {
     }
 }
 
+/// Guards that a client has taken again.
+fn retries_of(daemon: &Daemon, pid: u32) -> u64 {
+    let (stats, pid) = (daemon.stats(), i32::try_from(pid).ok());
+    stats.sessions.iter().filter(|session| session.pid == pid).map(|session| session.counts.retries).sum()
+}
+
 fn stopped_reader(operation: &str, refits: u64) {
     let mut daemon = Daemon::with_faults(PROGRAM, &SERVE);
     let client = daemon.client();
@@ -129,6 +135,9 @@ fn stopped_reader(operation: &str, refits: u64) {
     assert_eq!(reader.line().as_deref(), Some("armed"));
     reader.tell("go");
     reader.process().wait_stopped(operation);
+    // It may have waited for a segment when it attached.
+    let pid = reader.process().pid();
+    let retries = retries_of(&daemon, pid);
     daemon.arm(Point::RewriteEncoded, "off");
 
     eventually("all overlays in their blocks", || {
@@ -164,14 +173,7 @@ fn stopped_reader(operation: &str, refits: u64) {
     };
     let found = report();
     // Later blocks may lie in segments that came while it was stopped: then it reads anew, and all of what is there.
-    let pid = i32::try_from(reader.process().pid()).ok();
-    let stats = daemon.stats();
-    let retries: u64 = stats
-        .sessions
-        .iter()
-        .filter(|session| session.pid == pid)
-        .map(|session| session.counts.retries)
-        .sum();
+    let retries = retries_of(&daemon, pid) - retries;
     let version = if retries == 0 { 1 } else { 3 };
     let expected = FaultReport { version: Some(version), error: None };
     assert_eq!(found, expected, "{operation} across {refits} refits, {retries} retries");
