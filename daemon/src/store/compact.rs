@@ -15,7 +15,7 @@ use super::update::Workspace;
 use super::{Outcome, Store};
 
 /// A namespace is compacted while less than this part of its data segments is used, in percent.
-const USED_PERCENT: u64 = 92;
+const USED_PERCENT: u64 = 95;
 /// What moves must find this much room elsewhere, in percent of its bytes: room is in pieces.
 const ROOM_PERCENT: u64 = 110;
 /// How long a segment in which nothing visible is left may wait for leases before it is used again.

@@ -59,7 +59,7 @@ const FIRST_DATA_BYTES: u64 = MIB;
 /// Refits that wait for the background thread; one more is answered `Busy`.
 const REFIT_QUEUE: usize = 1024;
 /// A namespace's data segments grow by one part in so many of what they have, so that little of it lies idle.
-const GROWTH_SHARE: u64 = 8;
+const GROWTH_SHARE: u64 = 16;
 /// How long an allocation waits for clients to unmap segments that return to the system.
 const RETURN_WAIT: Duration = Duration::from_secs(2);
 

@@ -26,7 +26,7 @@ const ROWS_LOG2: (u64, u64) = (3, 15);
 /// Parts of the pool that tensors fill, from the least to the most: the total wanders between them.
 const FILL_PERCENT: (u64, u64) = (30, 80);
 /// Steps from one end of that to the other.
-const SWING_STEPS: u64 = 2_000;
+const SWING_STEPS: u64 = 4_000;
 /// Between two looks at the pool.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How long the background thread may take to return what the end of the trace leaves.
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Seconds of the trace
-    #[arg(long, value_name = "S", default_value = "60", value_parser = demo::parse_seconds)]
+    #[arg(long, value_name = "S", default_value = "120", value_parser = demo::parse_seconds)]
     seconds: f64,
     /// The trace: the same seed makes the same operations in the same order
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -44,9 +44,9 @@ pub(crate) struct Args {
     /// MiB of the pool
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(64..=1 << 20))]
     mib: u32,
-    /// Operations per second at most, so that the background thread has its share of the time [default: no limit]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    rate: Option<u32>,
+    /// Operations per second at most: the background thread works by time
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
     /// Print one object
     #[arg(long)]
     json: bool,
@@ -124,13 +124,11 @@ impl<'a> Trace<'a> {
         let time = Duration::from_secs_f64(args.seconds);
         let (start, mut next_look, mut looks) = (Instant::now(), Instant::now(), Vec::new());
         let bar = ProgressBar::new(time.as_secs()).with_message("trace");
-        let pause = args.rate.map(|rate| Duration::from_secs(1) / rate);
+        let pause = Duration::from_secs(1) / args.rate;
         while start.elapsed() < time {
             self.step()?;
-            if let Some(pause) = pause {
-                let due = pause * u32::try_from(self.steps).unwrap_or(u32::MAX);
-                std::thread::sleep(due.saturating_sub(start.elapsed()));
-            }
+            let due = pause * u32::try_from(self.steps).unwrap_or(u32::MAX);
+            std::thread::sleep(due.saturating_sub(start.elapsed()));
             if Instant::now() >= next_look {
                 next_look += LOOK_EVERY;
                 let (used, allocated) = in_use(&self.client.stats()?);
