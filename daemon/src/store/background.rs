@@ -308,6 +308,8 @@ impl Background {
                 Ok(Some(Job::Fold { namespace, target, from: block_idx + 1 }))
             }
             Job::Look { namespace, target } => {
+                // Before the sample is read: what changes from here on asks for another look.
+                namespace.record(&target.key, |record| record.changed_bytes = 0)?;
                 let plan = store.plan(&namespace, &target)?;
                 let (tensor, gain_percent) = (&target.key.name, plan.gain_percent());
                 tracing::debug!(tensor, gain_percent, codec = %plan.codec(), "looked at a tensor");

@@ -122,7 +122,6 @@ impl Store {
             record.predicted_bytes = fit.predicted_stored_bytes;
             record.predicted_codec = Some(fit.codec);
             record.last_look = Some(Instant::now());
-            record.changed_bytes = 0;
         })?;
         Ok(Plan { fit, stored_bytes })
     }
