@@ -49,6 +49,16 @@ impl Output {
         self.note(result)
     }
 
+    /// Writes a document as indented JSON.
+    ///
+    /// # Errors
+    /// Standard output cannot be written.
+    pub(crate) fn json(&mut self, document: &impl serde::Serialize) -> anyhow::Result<()> {
+        serde_json::to_writer_pretty(&mut *self, document)?;
+        writeln!(self)?;
+        Ok(())
+    }
+
     fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         if let Err(error) = &result {
             self.closed |= error.kind() == ErrorKind::BrokenPipe;

@@ -152,9 +152,7 @@ fn write_json(entries: &[NamespaceEntry], out: &mut Output) -> Result<()> {
             stored_bytes: entry.stored_bytes,
         })
         .collect();
-    serde_json::to_writer_pretty(&mut *out, &lines)?;
-    writeln!(out)?;
-    Ok(())
+    out.json(&lines)
 }
 
 fn write_table(entries: &[NamespaceEntry], out: &mut Output) -> Result<()> {

@@ -89,9 +89,7 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
         measure_file(args, path, &mut document)?;
     }
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &document)?;
-        writeln!(out)?;
-        return Ok(());
+        return out.json(&document);
     }
     write_rows(&document.results, out)?;
     writeln!(out)?;

@@ -114,9 +114,7 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
     drop(client);
     daemon.stop()?;
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &Document { results })?;
-        writeln!(out)?;
-        return Ok(());
+        return out.json(&Document { results });
     }
     write_table(&results, out)
 }

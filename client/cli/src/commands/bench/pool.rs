@@ -5,7 +5,6 @@
 //! Beside the allocator it so measures the background thread, which empties segments of which little is used.
 
 use std::collections::VecDeque;
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -86,9 +85,7 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
     drop(client);
     daemon.stop()?;
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &document)?;
-        writeln!(out)?;
-        return Ok(());
+        return out.json(&document);
     }
     write_table(&document, out)
 }

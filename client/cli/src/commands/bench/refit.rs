@@ -112,9 +112,7 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
     drop(client);
     daemon.stop()?;
     if args.json {
-        serde_json::to_writer_pretty(&mut *out, &document)?;
-        writeln!(out)?;
-        return Ok(());
+        return out.json(&document);
     }
     write_table(&document, out)
 }

@@ -70,9 +70,7 @@ impl Report<'_> {
             tensors: self.entries.iter().map(Line::from).collect(),
             processes: processes.collect(),
         };
-        serde_json::to_writer_pretty(&mut *out, &document)?;
-        writeln!(out)?;
-        Ok(())
+        out.json(&document)
     }
 
     /// Writes a table of tensors, a table of processes, and the memory of all.

@@ -68,9 +68,7 @@ impl Report {
     /// # Errors
     /// `out` cannot be written.
     pub(super) fn write_json(&self, out: &mut Output) -> Result<()> {
-        serde_json::to_writer_pretty(&mut *out, self)?;
-        writeln!(out)?;
-        Ok(())
+        out.json(self)
     }
 
     /// Writes a table.
