@@ -141,33 +141,48 @@ fn may_be_answered(point: Point) -> bool {
     matches!(point, Point::BeforeFree | Point::SegmentRetired)
 }
 
+/// The daemon has ended as the action says; gives what its client heard of it.
+pub(super) fn check_end(
+    daemon: &mut Daemon,
+    action: &str,
+    (answer, may_be_answered): (Result<(), Error>, bool),
+    what: &str,
+) -> String {
+    let status = daemon.process().wait();
+    if action == "return(kill)" {
+        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{what}: {status}");
+    } else {
+        assert!(status.code().is_some_and(|code| code > 0), "{what}: {status}");
+        assert!(daemon.log().contains(PANIC), "{what}: {}", daemon.log());
+    }
+    match answer {
+        Ok(()) if may_be_answered => "answered before".to_owned(),
+        Err(error) if is_of_end(&error) => {
+            error.to_string().split(" at ").next().unwrap_or_default().to_owned()
+        }
+        answer => unreachable!("{what}: {answer:?}"),
+    }
+}
+
+/// Starts the next daemon, which has nothing yet.
+pub(super) fn restart_empty(daemon: &mut Daemon, what: &str) {
+    daemon.kill();
+    daemon.restart();
+    let stats = daemon.stats();
+    let pool = &stats.pool;
+    assert_eq!((pool.used_bytes, pool.reserved_bytes, stats.transfers), (0, 0, 0), "{what}");
+}
+
 /// The daemon ends at the point, by SIGKILL or by a panic of ours.
 fn end(point: Point, request: Request, action: &str) -> String {
     let mut stage = Stage::new(point, request);
     stage.daemon.arm(point, action);
     let answer = request.run(&stage.daemon.client());
-    let status = stage.daemon.process().wait();
-    if action == "return(kill)" {
-        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{}: {status}", stage.what);
-    } else {
-        assert!(status.code().is_some_and(|code| code > 0), "{}: {status}", stage.what);
-        assert!(stage.daemon.log().contains(PANIC), "{}: {}", stage.what, stage.daemon.log());
-    }
-    let heard = match answer {
-        Ok(()) if may_be_answered(point) => "answered before".to_owned(),
-        Err(error) if is_of_end(&error) => {
-            error.to_string().split(" at ").next().unwrap_or_default().to_owned()
-        }
-        answer => unreachable!("{}: {answer:?}", stage.what),
-    };
+    let heard = check_end(&mut stage.daemon, action, (answer, may_be_answered(point)), &stage.what);
     stage.check_views();
     stage.check_target();
 
-    stage.daemon.kill();
-    stage.daemon.restart();
-    let stats = stage.daemon.stats();
-    let pool = &stats.pool;
-    assert_eq!((pool.used_bytes, pool.reserved_bytes, stats.transfers), (0, 0, 0), "{}", stage.what);
+    restart_empty(&mut stage.daemon, &stage.what);
     // The same client and handles go on with the next daemon, and the old views with the old bytes.
     for (name, id, codec) in [("kept", KEPT, RAW), ("target", TARGET, stage.codec)] {
         put(&stage.client, name, (id, 3), codec, ROWS).expect("the next daemon has room");

@@ -1,17 +1,15 @@
 //! A daemon that dies, panics or stops while it updates, folds, refits or compacts: every row is old or new, whole, and
 //! never goes back.
 
-use std::os::unix::process::ExitStatusExt;
 use std::thread;
 
-use nix::sys::signal::Signal;
 use tierpack_client::{Client, CodecId, Error, Handle, RefitMode, View};
 use tierpack_shm::faults::Point;
 use tierpack_tests::faults::is_stopped;
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::{Daemon, eventually};
 
-use super::daemon_points::{PANIC, continue_daemon, is_of_end};
+use super::daemon_points::{PANIC, check_end, continue_daemon, restart_empty};
 use super::{
     CODED, PROGRAM, Plan, RAW, ROWS, Runs, SERVE, drain, fill, is_version, plan, put, rounds, words,
 };
@@ -202,27 +200,10 @@ fn end(point: Point, work: Work, action: &str) -> String {
     let mut stage = Stage::new(point, work);
     stage.daemon.arm(point, action);
     let answer = work.run(&stage.daemon.client());
-    let status = stage.daemon.process().wait();
-    if action == "return(kill)" {
-        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{}: {status}", stage.what);
-    } else {
-        assert!(status.code().is_some_and(|code| code > 0), "{}: {status}", stage.what);
-        assert!(stage.daemon.log().contains(PANIC), "{}: {}", stage.what, stage.daemon.log());
-    }
-    let heard = match answer {
-        Ok(()) if work.is_answered_before() => "answered before".to_owned(),
-        Err(error) if is_of_end(&error) => {
-            error.to_string().split(" at ").next().unwrap_or_default().to_owned()
-        }
-        answer => unreachable!("{}: {answer:?}", stage.what),
-    };
+    let heard = check_end(&mut stage.daemon, action, (answer, work.is_answered_before()), &stage.what);
     stage.check_views();
 
-    stage.daemon.kill();
-    stage.daemon.restart();
-    let stats = stage.daemon.stats();
-    let pool = &stats.pool;
-    assert_eq!((pool.used_bytes, pool.reserved_bytes, stats.transfers), (0, 0, 0), "{}", stage.what);
+    restart_empty(&mut stage.daemon, &stage.what);
     work.prepare(&stage.client);
     stage.seen = Seen::new(work.codec());
     stage.seen.read(&stage.target, &stage.what);
