@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tierpack_kernels::fit::{Fit, choose, fit, sample_blocks};
+use tierpack_kernels::metadata::Metadata;
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Drift, ErrorCode, RefitMode, RefitState, Refusal};
 use tierpack_shm::types::{CodecChoice, CodecId};
@@ -132,16 +133,10 @@ impl Store {
         let _writing = target.writing.lock();
         let number = namespace.next_generation(key)?;
         let Fit { codec, metadata, predicted_stored_bytes: predicted_bytes, .. } = plan.fit;
-        let metadata = match metadata {
-            None => None,
-            Some(metadata) => {
-                let bytes = metadata.with_generation(number).to_bytes();
-                let mut fresh = self.allocate(namespace, bytes.len() as u64)?;
-                fresh.write(0, &bytes);
-                let len = u32::try_from(bytes.len()).expect("an extent is at most a segment");
-                Some((number, len, fresh.freeze()))
-            }
+        let store = |metadata: Metadata| {
+            self.store_metadata(namespace, number, &metadata.with_generation(number).to_bytes())
         };
+        let metadata = metadata.map(store).transpose()?;
         reach(Point::RefitPlanned);
         namespace.begin_generation(key, NewGeneration { codec, metadata, predicted_bytes })?;
         reach(Point::RefitBegun);

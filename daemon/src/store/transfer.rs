@@ -16,9 +16,8 @@ use tierpack_kernels::geometry::{BlockShape, Geometry};
 use tierpack_shm::chunk::Chunk;
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Entry, ErrorCode, MAX_CHUNK_BYTES, MAX_NAME_BYTES, PutBegin, Refusal};
-use tierpack_shm::pool::Fresh;
 use tierpack_shm::segment::SegmentKind;
-use tierpack_shm::types::{CodecChoice, CodecId, UNIT_BYTES, index};
+use tierpack_shm::types::{CodecChoice, CodecId, Extent, UNIT_BYTES, index};
 
 use super::access::{Caller, Right};
 use super::coding::Coding;
@@ -269,17 +268,16 @@ impl Transfer {
         let (mut block_idx, mut at) = (first_block, 0);
         while at < data.len() {
             let shape = self.block_in(block_idx, data.len() - at)?;
-            let (fresh, told) = BUFFERS.with_borrow_mut(|(raw, encoded)| {
+            let (extent, told) = BUFFERS.with_borrow_mut(|(raw, encoded)| {
                 raw.resize(index(shape.raw_bytes), 0);
                 data.read_at(at, raw)?;
                 let told = encode_block(coding.encoding(), &self.geometry, block_idx, raw, encoded);
                 let told = told.map_err(|error| self.refused(block_idx, &error))?;
-                let mut fresh = store.allocate(&self.namespace, encoded.len() as u64)?;
-                fresh.write(0, encoded);
-                Ok((fresh, (told, crc32c(raw))))
+                let extent = store.store_bytes(&self.namespace, encoded)?;
+                Ok((extent, (told, crc32c(raw))))
             })?;
             reach(Point::PutEncoded);
-            self.fill(store, block_idx, fresh, told)?;
+            self.fill(store, block_idx, extent, told)?;
             at += shape.raw_bytes;
             block_idx += 1;
         }
@@ -335,7 +333,7 @@ impl Transfer {
         &self,
         store: &Store,
         block_idx: u64,
-        fresh: Fresh,
+        extent: Extent,
         (told, raw_crc): (Encoded, u32),
     ) -> Outcome<()> {
         let mut progress = self.progress.lock();
@@ -343,19 +341,19 @@ impl Transfer {
         let taken = progress.blocks.get(index(block_idx)).is_some_and(Option::is_some);
         if progress.ended || taken {
             drop(progress);
-            self.namespace.free([fresh.freeze()]);
+            self.namespace.free([extent]);
             store.note_freed();
             let fault = if taken { "came twice" } else { "came after the put ended" };
             return Err(invalid(format!("block {block_idx} of tensor {:?} {fault}", self.name)));
         }
-        let kept = fresh.len_bytes().min(progress.reserved_bytes);
+        let kept = extent.len_bytes().min(progress.reserved_bytes);
         progress.reserved_bytes -= kept;
         store.budget.unreserve(kept);
-        progress.stored_bytes += fresh.len_bytes();
+        progress.stored_bytes += extent.len_bytes();
         progress.filled += 1;
         progress.last_used = Instant::now();
         // The metadata of a put become the generation at index 0.
-        progress.blocks[index(block_idx)] = Some(StoredBlock::new(fresh.freeze(), told, 0, raw_crc));
+        progress.blocks[index(block_idx)] = Some(StoredBlock::new(extent, told, 0, raw_crc));
         Ok(())
     }
 
@@ -379,17 +377,6 @@ impl Transfer {
         self.namespace.free(blocks.into_iter().map(|block| block.extent));
     }
 
-    fn store_metadata(
-        &self,
-        store: &Store,
-        (number, bytes): (u32, &[u8]),
-    ) -> Outcome<Option<StoredMetadata>> {
-        let mut fresh = store.allocate(&self.namespace, bytes.len() as u64)?;
-        fresh.write(0, bytes);
-        let len = u32::try_from(bytes.len()).expect("an extent is at most a segment");
-        Ok(Some(StoredMetadata::new(number, len, fresh.freeze())))
-    }
-
     fn commit(&self, store: &Store) -> Outcome<Entry> {
         let filled = self.progress.lock().filled;
         let blocks = self.end(store);
@@ -403,8 +390,8 @@ impl Transfer {
         }
         let coding = self.coding.get().and_then(|coding| coding.as_ref().ok());
         let metadata = match coding.and_then(Coding::metadata) {
-            Some(metadata) if blocks.iter().any(|block| !block.is_raw) => {
-                self.store_metadata(store, metadata)
+            Some((number, bytes)) if blocks.iter().any(|block| !block.is_raw) => {
+                store.store_metadata(&self.namespace, number, bytes).map(Some)
             }
             // No block needs any.
             _ => Ok(None),
@@ -444,13 +431,27 @@ impl Transfer {
 }
 
 impl Store {
-    /// An extent of a namespace's data segments, which grow when they must.
-    pub(crate) fn allocate(&self, namespace: &Namespace, len: u64) -> Outcome<Fresh> {
+    /// Stores bytes in a namespace's data segments, which grow when they must; nobody sees them yet.
+    pub(super) fn store_bytes(&self, namespace: &Namespace, bytes: &[u8]) -> Outcome<Extent> {
+        let len = bytes.len() as u64;
         loop {
-            if let Some(fresh) = namespace.allocate(len) {
-                return Ok(fresh);
+            if let Some(mut fresh) = namespace.allocate(len) {
+                fresh.write(0, bytes);
+                return Ok(fresh.freeze());
             }
             self.grow(namespace, SegmentKind::Data, len)?;
         }
+    }
+
+    /// Stores metadata, which no word names yet.
+    pub(super) fn store_metadata(
+        &self,
+        namespace: &Namespace,
+        number: u32,
+        bytes: &[u8],
+    ) -> Outcome<StoredMetadata> {
+        let extent = self.store_bytes(namespace, bytes)?;
+        let len = u32::try_from(bytes.len()).expect("an extent is at most a segment");
+        Ok(StoredMetadata::new(number, len, extent))
     }
 }

@@ -93,9 +93,7 @@ impl Store {
         if state.overlays < MAX_CHAIN && overlaid.saturating_mul(OVERLAY_SHARE) <= shape.rows {
             let sorted = rows.iter().map(|(row, bytes)| (*row, *bytes));
             overlay::encode(from, state.overlays, shape.row_bytes, sorted, &mut work.encoded);
-            let mut fresh = self.allocate(namespace, work.encoded.len() as u64)?;
-            fresh.write(0, &work.encoded);
-            let stored = StoredOverlay { extent: fresh.freeze(), n_rows };
+            let stored = StoredOverlay { extent: self.store_bytes(namespace, &work.encoded)?, n_rows };
             return Ok(Change { block_idx, from, to: Stored::Overlay(stored) });
         }
         if n_rows < shape.rows {
@@ -132,10 +130,9 @@ impl Store {
         let encoding = coder.map_or(Encoding::Raw, Encoding::Coded);
         let told = encode_block(encoding, &target.geometry, block_idx, raw, encoded)
             .map_err(|error| namespace.damaged(target, block_idx, &error.to_string()))?;
-        let mut fresh = self.allocate(namespace, encoded.len() as u64)?;
-        fresh.write(0, encoded);
+        let extent = self.store_bytes(namespace, encoded)?;
         let generation_idx = current.map_or(0, |(generation_idx, _)| generation_idx);
-        let block = StoredBlock::new(fresh.freeze(), told, generation_idx, crc32c(raw));
+        let block = StoredBlock::new(extent, told, generation_idx, crc32c(raw));
         Ok(Change { block_idx, from, to: Stored::Block(block) })
     }
 

@@ -9,6 +9,7 @@ use tierpack_shm::publish::{load_word, publish_word};
 use tierpack_shm::ring::Changed;
 use tierpack_shm::types::{BlockWord, CodecId, Extent, index};
 
+use super::reclaim::end_of_clock;
 use super::{Inner, Key, Namespace};
 use crate::store::Outcome;
 use crate::store::content::{Leftover, StoredBlock, StoredMetadata, StoredOverlay};
@@ -85,8 +86,8 @@ pub(crate) enum Intent {
 #[derive(Debug)]
 pub(crate) struct NewGeneration {
     pub(crate) codec: CodecId,
-    /// Number, bytes, and where they are stored; `None` for `raw`.
-    pub(crate) metadata: Option<(u32, u32, Extent)>,
+    /// `None` for `raw`.
+    pub(crate) metadata: Option<StoredMetadata>,
     pub(crate) predicted_bytes: u64,
 }
 
@@ -177,22 +178,20 @@ impl Namespace {
     pub(crate) fn begin_generation(&self, key: &Key, new: NewGeneration) -> Outcome<()> {
         let mut inner = self.inner.lock();
         let NewGeneration { codec, metadata, predicted_bytes } = new;
-        let checked = self.keyed(&mut inner, key).map(|tensor| tensor.content.generations.free_index());
-        let free_idx = match (checked, &metadata) {
-            (Ok(free_idx), Some(_)) => free_idx.ok_or_else(|| {
+        let free_idx = self.keyed(&mut inner, key).and_then(|tensor| match &metadata {
+            None => Ok(0),
+            Some(_) => tensor.content.generations.free_index().ok_or_else(|| {
                 let text = format!(
                     "all 16 generations of tensor {:?} are in use: readers hold leases on old ones",
                     key.name
                 );
                 Refusal::new(ErrorCode::Limit, text)
             }),
-            (Ok(_), None) => Ok(0),
-            (Err(refusal), _) => Err(refusal),
-        };
+        });
         let generation_idx = match free_idx {
             Ok(generation_idx) => generation_idx,
             Err(refusal) => {
-                metadata.into_iter().for_each(|(.., extent)| inner.data.free(extent));
+                metadata.into_iter().for_each(|metadata| inner.data.free(metadata.extent));
                 return Err(refusal);
             }
         };
@@ -200,10 +199,11 @@ impl Namespace {
         let tensor = tensors.get_mut(&key.name).expect("found above, under the same lock");
         let mut leftover = Leftover::default();
         let before = tensor.content.sums.stored_bytes;
-        let entered = metadata.map(|(number, len, extent)| {
-            let set = directory.set_generation(&tensor.generations, generation_idx, (number, len), &extent);
+        let entered = metadata.map(|metadata| {
+            let StoredMetadata { number, len, extent, .. } = &metadata;
+            let set = directory.set_generation(&tensor.generations, generation_idx, (*number, *len), extent);
             set.expect("the table is this tensor's");
-            (generation_idx, StoredMetadata::new(number, len, extent))
+            (generation_idx, metadata)
         });
         tensor.content.begin_generation(codec, entered, &mut leftover);
         tensor.content.predicted_bytes = predicted_bytes;
@@ -288,8 +288,7 @@ impl Namespace {
     fn check_change(&self, inner: &mut Inner, key: &Key, changes: &[Change], intent: Intent) -> Outcome<()> {
         self.keyed(inner, key)?;
         if inner.directory.epoch() >= tierpack_shm::epoch::MAX_EPOCH - 1 {
-            let text = "the epoch of this namespace is at its end: restart the daemon";
-            return Err(Refusal::new(ErrorCode::Internal, text));
+            return Err(end_of_clock());
         }
         if intent == Intent::Rewrite {
             return Ok(());

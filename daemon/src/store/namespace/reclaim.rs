@@ -158,11 +158,13 @@ impl Inner {
     }
 
     fn step(&self) -> Outcome<Stamp> {
-        let stamp = self.directory.retire().ok_or_else(|| {
-            let text = "the epoch of this namespace is at its end: restart the daemon";
-            Refusal::new(ErrorCode::Internal, text)
-        });
+        let stamp = self.directory.retire().ok_or_else(end_of_clock);
         reach(Point::EpochStepped);
         stamp
     }
+}
+
+pub(super) fn end_of_clock() -> Refusal {
+    let text = "the epoch of this namespace is at its end: restart the daemon";
+    Refusal::new(ErrorCode::Internal, text)
 }
