@@ -109,7 +109,7 @@ impl BackgroundThread {
             cpu_percent: u32::try_from(config.refit_cpu_percent()).unwrap_or(100),
             jobs: VecDeque::new(),
             compaction: None,
-            work: Workspace::default(),
+            workspace: Workspace::default(),
             debt: Duration::ZERO,
         };
         let run = move || {
@@ -121,7 +121,7 @@ impl BackgroundThread {
         Ok(Self { shutdown, thread: Some(started.map_err(|source| Error::Thread { name, source })?) })
     }
 
-    /// Ends the thread after its step; what it has not finished goes on when the daemon does, or never.
+    /// Ends the thread after its step; what it has not finished is given up.
     pub(crate) fn stop(&mut self) {
         self.shutdown.trigger();
         if let Some(thread) = self.thread.take() {
@@ -159,7 +159,7 @@ struct Background {
     jobs: VecDeque<Job>,
     /// The segment that is being emptied: one at a time.
     compaction: Option<Compaction>,
-    work: Workspace,
+    workspace: Workspace,
     /// Time that it has yet to sleep for what it has worked.
     debt: Duration,
 }
@@ -190,11 +190,36 @@ impl Background {
             }
             if self.jobs.is_empty() && self.compaction.is_none() {
                 self.store.background.note(|done| done.state = "idle");
+            } else if self.debt < LEAST_SLEEP {
+                self.work();
             }
-            if self.debt < LEAST_SLEEP {
-                self.step();
-                self.compact();
-            }
+        }
+    }
+
+    /// One step of a job and one of the compaction, or none while readers hold back too much.
+    fn work(&mut self) {
+        let started = cpu_time();
+        let is_held = self.is_held();
+        self.store.background.note(|done| done.state = if is_held { "held" } else { "working" });
+        if is_held {
+            self.note_held();
+            // Nothing but the end of leases helps: sleep as if it had worked.
+            self.debt += TICK;
+        } else {
+            self.step();
+            self.compact();
+        }
+        self.store.reclaim();
+        let worked = cpu_time().saturating_sub(started);
+        self.debt += worked * (100 - self.cpu_percent) / self.cpu_percent;
+    }
+
+    /// Tells of the refits that wait for the end of leases.
+    fn note_held(&self) {
+        for job in self.jobs.iter().filter(|job| matches!(job, Job::Refit { .. } | Job::Begin(_))) {
+            let (namespace, target) = job.of();
+            let noted = namespace.record(&target.key, |record| record.state = RefitState::Held);
+            let _ = noted.is_ok();
         }
     }
 
@@ -229,23 +254,12 @@ impl Background {
     /// One step of the compaction under way.
     fn compact(&mut self) {
         let Some(mut compaction) = self.compaction.take() else { return };
-        let started = cpu_time();
-        let progress =
-            if self.is_held() { Progress::More } else { self.store.compact(&mut compaction, &mut self.work) };
-        match progress {
+        match self.store.compact(&mut compaction, &mut self.workspace) {
             Progress::More => self.compaction = Some(compaction),
             // Where one could be emptied, another may be worth it.
             Progress::Emptied => self.compaction = self.store.compaction(&compaction.namespace),
             Progress::GivenUp => {}
         }
-        self.store.reclaim();
-        self.pay(started);
-    }
-
-    /// Notes how long it has to sleep for what it has worked since `started`.
-    fn pay(&mut self, started: Duration) {
-        let worked = cpu_time().saturating_sub(started);
-        self.debt += worked * (100 - self.cpu_percent) / self.cpu_percent;
     }
 
     /// Whether readers hold back too much for another block to be stored anew.
@@ -256,38 +270,22 @@ impl Background {
     /// One step of the next job; what is not finished goes to the end of the line.
     fn step(&mut self) {
         let Some(job) = self.jobs.pop_front() else { return };
-        if self.is_held() {
-            let (namespace, target) = job.of();
-            if matches!(job, Job::Refit { .. } | Job::Begin(_)) {
-                let noted = namespace.record(&target.key, |record| record.state = RefitState::Held);
-                let _ = noted.is_ok();
-            }
-            self.jobs.push_back(job);
-            // Nothing but the end of leases helps: sleep as if it had worked.
-            self.debt += TICK;
-            return self.store.background.note(|done| done.state = "held");
-        }
         let (namespace, target) = job.of();
         let (namespace, target) = (Arc::clone(namespace), target.clone());
-        self.store.background.note(|done| done.state = "working");
-        let started = cpu_time();
-        let outcome = self.carry_out(job);
-        self.store.background.note(|done| match &outcome {
-            Ok(_) => done.last_success = Some(Instant::now()),
-            Err(refusal) if is_gone(refusal) => {}
-            Err(refusal) => {
-                done.failures += 1;
-                done.last_failure = Some(refusal.text.clone());
+        match self.carry_out(job) {
+            Ok(next) => {
+                self.store.background.note(|done| done.last_success = Some(Instant::now()));
+                self.jobs.extend(next);
             }
-        });
-        match outcome {
-            Ok(Some(next)) => self.jobs.push_back(next),
-            Ok(None) => {}
             Err(refusal) if is_gone(&refusal) => {}
-            Err(refusal) => fail(&namespace, &target, &refusal),
+            Err(refusal) => {
+                self.store.background.note(|done| {
+                    done.failures += 1;
+                    done.last_failure = Some(refusal.text.clone());
+                });
+                fail(&namespace, &target, &refusal);
+            }
         }
-        self.store.reclaim();
-        self.pay(started);
     }
 
     /// What a refit must promise, in percent: less where the tensor rests, since it is not soon outdated there.
@@ -300,7 +298,7 @@ impl Background {
         match job {
             Job::Fold { namespace, target, from } => {
                 let Some(block_idx) = namespace.next_overlaid(&target.key, from)? else { return Ok(None) };
-                let raw_bytes = store.rewrite(&namespace, &target, block_idx, &mut self.work)?;
+                let raw_bytes = store.rewrite(&namespace, &target, block_idx, &mut self.workspace)?;
                 store.background.note(|done| {
                     done.folds += 1;
                     done.rewritten_bytes += raw_bytes;
@@ -324,7 +322,7 @@ impl Background {
                 Ok(Some(Job::Refit { namespace, target, from: 0 }))
             }
             Job::Refit { namespace, target, from } => {
-                let next = store.refit_block(&namespace, &target, from, &mut self.work)?;
+                let next = store.refit_block(&namespace, &target, from, &mut self.workspace)?;
                 if next.is_none() {
                     store.background.note(|done| done.refits += 1);
                     let drift = namespace.drift(&target.key)?;

@@ -18,6 +18,8 @@ use super::{Outcome, Store};
 const USED_PERCENT: u64 = 95;
 /// What moves must find this much room elsewhere, in percent of its bytes: room is in pieces.
 const ROOM_PERCENT: u64 = 110;
+/// Tensors that one look goes through: the lock is not held for long, however many there are.
+const LOOKS: usize = 256;
 /// How long a segment in which nothing visible is left may wait for leases before it is used again.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -78,14 +80,22 @@ impl Namespace {
             || inner.data.free_segments().contains(&segment_idx)
     }
 
-    /// The next tensor after a name, and its blocks in a segment.
+    /// The next tensor after a name that has something in a segment, and its blocks there; of those that have nothing,
+    /// the last of the few that one look goes through. `None` after the last tensor.
     fn next_in(&self, after: Option<&str>, segment_idx: usize) -> Option<(Target, Vec<u64>)> {
         let inner = self.inner.lock();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let (name, tensor) = inner.tensors.range::<str, _>((start, Bound::Unbounded)).next()?;
-        let mut blocks = tensor.content.blocks_in(segment_idx);
-        blocks.reverse();
-        Some((tensor.target(name), blocks))
+        let mut last = None;
+        for (name, tensor) in inner.tensors.range::<str, _>((start, Bound::Unbounded)).take(LOOKS) {
+            let mut blocks = tensor.content.blocks_in(segment_idx);
+            blocks.reverse();
+            let is_found = !blocks.is_empty() || tensor.content.has_metadata_in(segment_idx);
+            last = Some((tensor, name, blocks));
+            if is_found {
+                break;
+            }
+        }
+        last.map(|(tensor, name, blocks)| (tensor.target(name), blocks))
     }
 
     /// Moves the metadata of a tensor that lie in a segment; says whether there was room.
@@ -184,8 +194,8 @@ impl Store {
 }
 
 impl Compaction {
-    /// Whether nothing visible was left when it was last looked at: only leases, or puts under way.
+    /// Whether it is about to look anew: nothing visible was left at the last look, only leases or puts under way.
     pub(super) fn is_waiting(&self) -> bool {
-        self.emptied.is_some()
+        self.emptied.is_some() && self.after.is_none()
     }
 }

@@ -353,6 +353,11 @@ impl Content {
         (0..).zip(&self.blocks).filter(|(_, block)| is_in(block)).map(|(block_idx, _)| block_idx).collect()
     }
 
+    /// Whether metadata of a generation lie in a segment.
+    pub(crate) fn has_metadata_in(&self, segment_idx: usize) -> bool {
+        self.generations.live.iter().any(|(_, metadata)| metadata.extent.segment_idx() == segment_idx)
+    }
+
     /// Puts an overlay over a block.
     pub(crate) fn cover(&mut self, block_idx: u64, overlay: StoredOverlay) {
         self.sums.stored_bytes += overlay.extent.len_bytes();
