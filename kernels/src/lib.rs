@@ -40,6 +40,7 @@ pub mod block;
 pub mod codec;
 mod coder;
 mod cpu;
+pub mod cuda;
 mod cut;
 mod error;
 mod escapes;

@@ -22,7 +22,8 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
     // `shm`: the limits of the protocol, and the type of the stats document.
     // `kernels`: `bench codecs` measures them without a daemon.
     ("client/cli/Cargo.toml", &["client", "daemon", "kernels", "shm"], &[]),
-    ("tests/Cargo.toml", &["cli", "client", "daemon", "kernels", "shm"], &[]),
+    ("tests/Cargo.toml", &["cli", "client", "daemon", "kernels", "shm"], &["cusim", "fakecuda"]),
+    ("tests/fakecuda/Cargo.toml", &["cusim"], &[]),
     ("tests/fuzz/Cargo.toml", &["kernels", "shm"], &[]),
 ];
 

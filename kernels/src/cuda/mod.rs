@@ -1,0 +1,5 @@
+//! The codecs on a GPU: what the kernels in `kernels/cuda` are given, and what runs them.
+//!
+//! `abi` holds the structs of `kernels/cuda/shared.h`.
+
+pub mod abi;
