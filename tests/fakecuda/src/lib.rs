@@ -11,7 +11,7 @@
 //! - FAKE_CUDA_PROTECT=0           the host may touch the device heap (faster)
 //! - FAKE_CUDA_LEAKS=1             report live allocations when the context is released
 #![allow(non_snake_case, unused_variables, clippy::missing_safety_doc, clippy::too_many_arguments)]
-use cusim::{cusim_find, cusim_kernel_params, cusim_launch, Opts};
+use cusim::{Error, Kernel, Opts, Shape};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -91,7 +91,7 @@ struct Reg {
 }
 struct Func {
     name: String,
-    k: usize,
+    k: Kernel,
     sizes: Vec<u32>,
     max_dyn: u32,
 }
@@ -317,16 +317,15 @@ impl S {
                 f(data as _);
             }
             Op::Launch { f, grid, block, shm, mut args } => {
-                let mut ptrs: Vec<*mut c_void> = args.iter_mut().map(|a| a.as_mut_ptr() as _).collect();
                 let k = self.funcs[&f].k;
                 let o = Opts::order(env("FAKE_CUDA_ORDER").and_then(|v| v.parse().ok()).unwrap_or(0), 1);
                 self.open();
-                let rc = unsafe { cusim_launch(k as _, grid.as_ptr(), block.as_ptr(), shm, ptrs.as_mut_ptr(), &o) };
+                let shape = Shape { grid, block, shared_bytes: shm };
+                let ran = unsafe { k.launch(&shape, &mut args, o) };
                 self.close();
-                if rc != 0 {
-                    let m = cusim::last_error();
+                if let Err(m) = ran {
                     eprintln!("fakecuda: {m}");
-                    let r = if m.contains("illegal memory access") { ILLEGAL_ADDRESS } else { LAUNCH_FAILED };
+                    let r = if matches!(m, Error::Fault(_)) { ILLEGAL_ADDRESS } else { LAUNCH_FAILED };
                     self.sticky = r;
                     return r;
                 }
@@ -899,20 +898,17 @@ api!(cuModuleGetFunction(f: *mut usize, m: usize, name: *const c_char) true |s| 
     let n = CStr::from_ptr(name).to_string_lossy().into_owned();
     let Some(md) = s.mods.get(&m) else { return INVALID_HANDLE };
     let Some((_, ps)) = md.iter().find(|x| x.0 == n).cloned() else { return NOT_FOUND };
-    let k = cusim_find(name);
-    if k.is_null() {
+    let Ok(k) = Kernel::find(&n) else {
         eprintln!("fakecuda: kernel {n} is in the image, but has no CPU version (EXPORT_KERNEL?)");
         return NOT_FOUND;
-    }
-    let mut sp = std::ptr::null();
-    let np = cusim_kernel_params(k, &mut sp);
-    let sizes = std::slice::from_raw_parts(sp, np as usize).to_vec();
+    };
+    let sizes = k.params().to_vec();
     if !ps.is_empty() && ps != sizes {
         eprintln!("fakecuda: kernel {n}: parameters {ps:?} in the image, {sizes:?} in the CPU version: stale PTX?");
         return INVALID_IMAGE;
     }
     let i = s.id();
-    s.funcs.insert(i, Func { name: n, k: k as usize, sizes, max_dyn: 49152 });
+    s.funcs.insert(i, Func { name: n, k, sizes, max_dyn: 49152 });
     *f = i;
     OK
 });
