@@ -42,7 +42,7 @@ struct PlanesCodec {
   DEV_MEMBER Spot spot(const Record& record, uint32_t first) const {
     Spot s;
     s.first = first;
-    s.n = first < record.n_elems ? (K ? E : least(record.n_elems - first, E)) : 0;
+    s.n = first < record.n_elems ? least(K ? 64 : record.n_elems - first, E) : 0;
     s.group = first / 64;
     s.in_group = first % 64;
     s.m = K ? 64 : s.n ? least(record.n_elems - 64 * s.group, 64) : 0;
@@ -254,14 +254,19 @@ struct PlanesCodec {
     if (S == 2) {
       end = tiers.find(team, body, record.n_elems, 8 * record.n_elems * byte_planes(), group_bits(64), end);
     }
-    const bool aligned = record.n_elems % 64 == 0 && ((uint32_t)(uint64_t)record.out & 15) == 0;
-    const bool plain = LANES == 32 && aligned && form.dropped_bits == 0 && form.columns == 0;
-    if ((W == 2 || W == 4) && plain && form.exponent_bits == 8) {
-      PlanesCodec<W, S, 8>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
-    } else if (W == 2 && plain) {
-      PlanesCodec<W, S, 5>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
-    } else {
-      elements(team, job, record, body, tiers, end, status);
+    if constexpr (LANES == 32 && (W == 2 || W == 4)) {
+      const bool aligned = record.n_elems % 64 == 0 && ((uint32_t)(uint64_t)record.out & 15) == 0;
+      if (aligned && form.dropped_bits == 0 && form.columns == 0) {
+        if (W == 4 || form.exponent_bits == 8) {
+          PlanesCodec<W, S, 8>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
+          return;
+        }
+        if constexpr (W == 2) {
+          PlanesCodec<W, S, 5>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
+          return;
+        }
+      }
     }
+    elements(team, job, record, body, tiers, end, status);
   }
 };
