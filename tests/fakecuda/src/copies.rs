@@ -17,7 +17,7 @@ driver_call!(fn cuMemcpyHtoDAsync_v2(to: u64, from: Host, len: usize, stream: Ha
     }
     let from = from.address();
     let op = if state.memory.host.is_page_locked(from, len) {
-        Op::Copy { to, from, len }
+        Op::Copy { to, from, len, pageable: false }
     } else {
         Op::Bytes { to, bytes: raw::read(from, len) }
     };
@@ -29,15 +29,15 @@ driver_call!(fn cuMemcpyDtoHAsync_v2(to: Host, from: u64, len: usize, stream: Ha
     if len == 0 {
         return Ok(());
     }
-    let is_late = state.memory.host.is_page_locked(to.address(), len) || capture::is_on(state, stream);
-    schedule::push(state, stream, Op::Copy { to: to.address(), from, len })?;
-    if is_late { Ok(()) } else { schedule::drain(state, stream, None) }
+    let pageable = !state.memory.host.is_page_locked(to.address(), len);
+    schedule::push(state, stream, Op::Copy { to: to.address(), from, len, pageable })?;
+    if pageable && !capture::is_on(state, stream) { schedule::drain(state, stream, None) } else { Ok(()) }
 });
 
 driver_call!(fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: Handle) needs Context |state| {
     state.memory.on_device(to, len)?;
     state.memory.on_device(from, len)?;
-    schedule::push(state, stream, Op::Copy { to, from, len })
+    schedule::push(state, stream, Op::Copy { to, from, len, pageable: false })
 });
 
 /// On the legacy stream, within the call.
@@ -48,18 +48,18 @@ fn now(state: &mut Guard, op: Op) -> Answer {
 
 driver_call!(fn cuMemcpyHtoD_v2(to: u64, from: Host, len: usize) needs Context |state| {
     state.memory.on_device(to, len)?;
-    now(state, Op::Copy { to, from: from.address(), len })
+    now(state, Op::Copy { to, from: from.address(), len, pageable: true })
 });
 
 driver_call!(fn cuMemcpyDtoH_v2(to: Host, from: u64, len: usize) needs Context |state| {
     state.memory.on_device(from, len)?;
-    now(state, Op::Copy { to: to.address(), from, len })
+    now(state, Op::Copy { to: to.address(), from, len, pageable: true })
 });
 
 driver_call!(fn cuMemcpyDtoD_v2(to: u64, from: u64, len: usize) needs Context |state| {
     state.memory.on_device(to, len)?;
     state.memory.on_device(from, len)?;
-    schedule::push(state, Handle::LEGACY, Op::Copy { to, from, len })
+    schedule::push(state, Handle::LEGACY, Op::Copy { to, from, len, pageable: false })
 });
 
 fn fill(state: &mut Guard, at: u64, value: &[u8], count: usize, stream: Handle) -> Answer {

@@ -56,8 +56,11 @@ impl Op {
     pub(crate) fn run(self, state: &mut Guard) -> Answer {
         match self {
             Self::Launch { kernel, shape, args } => launch(state, kernel, &shape, args),
-            Self::Copy { to, from, len } => {
-                both_known(state, to, from, len)?;
+            Self::Copy { to, from, len, pageable } => {
+                if !pageable {
+                    known(state, to, len)?;
+                    known(state, from, len)?;
+                }
                 opened(state, || raw::copy(to, from, len));
                 Ok(())
             }
@@ -103,12 +106,6 @@ fn known(state: &mut Guard, at: u64, len: usize) -> Answer {
     complain!("work on {len} bytes at {at:#x}, which were freed or unregistered before it ran");
     state.sticky = Some(Code::ILLEGAL_ADDRESS);
     Err(Code::ILLEGAL_ADDRESS)
-}
-
-/// One side of a copy is memory of the device, or both are; pageable memory of the host is not ours to check.
-fn both_known(state: &mut Guard, to: u64, from: u64, len: usize) -> Answer {
-    let unknown = |at| state.memory.on_device(at, len).is_err();
-    if unknown(to) && unknown(from) { known(state, to, len) } else { Ok(()) }
 }
 
 /// The kernel runs without the lock: other threads may call the driver, and poll what it writes.

@@ -45,10 +45,10 @@ fn the_first_steps_come_in_order() {
 fn a_kernel_that_breaks_a_rule_ends_all_work() {
     let said = alone("faults::a_kernel_that_breaks_a_rule_ends_all_work", &[], || {
         open();
-        let (stream, at) = (stream(), device(4096));
+        let (stream, at, mut other) = (stream(), device(4096), 0);
         assert_eq!(launch(kernel("broken_masks_never_meet", 1), 32, &mut [at], stream), 0);
         assert_eq!(cu!(cuStreamSynchronize(stream)), 719);
-        assert_eq!(cu!(cuMemAlloc_v2(&raw mut 0, 4)), 719);
+        assert_eq!(cu!(cuMemAlloc_v2(&raw mut other, 4)), 719);
         assert_eq!(launch(kernel("legal_syncwarp", 1), 32, &mut [at], stream), 719);
     });
     assert!(said.contains("deadlock in kernel broken_masks_never_meet"), "{said}");

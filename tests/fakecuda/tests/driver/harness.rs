@@ -45,14 +45,21 @@ pub(crate) fn alone(name: &str, variables: &[(&str, &str)], body: impl FnOnce())
 pub(crate) fn alone_any(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) -> Output {
     if std::env::var_os(CHILD).is_some() {
         body();
-        std::process::exit(0);
+        end();
     }
     let mut command = Command::new(std::env::current_exe().expect("the test knows its program"));
     command.args(["--exact", name, "--nocapture"]).env(CHILD, name).envs(variables.iter().copied());
     command.output().expect("the test can be started again")
 }
 
+/// The test has been run in its own process: what it says of the parent's process would be said twice.
+#[expect(clippy::exit, reason = "the process is there for one test")]
+fn end() -> ! {
+    std::process::exit(0)
+}
+
 /// Opens the stand-in by its path, for the bindings to find it.
+#[expect(clippy::mem_forget, reason = "the driver stays until the process ends")]
 pub(crate) fn load() {
     let program = std::env::current_exe().expect("the test knows its program");
     let path = program.parent().expect("it lies in a folder").join("libfakecuda.so");
@@ -130,7 +137,8 @@ pub(crate) fn kernel(name: &str, params: usize) -> CUfunction {
 
 /// Launches one thread block with these addresses; the code.
 pub(crate) fn launch(function: CUfunction, threads: u32, addresses: &mut [u64], stream: CUstream) -> u32 {
-    let mut params: Vec<*mut c_void> = addresses.iter_mut().map(|address| (&raw mut *address).cast()).collect();
+    let mut params: Vec<*mut c_void> =
+        addresses.iter_mut().map(|address| (&raw mut *address).cast()).collect();
     let (params, extra) = (params.as_mut_ptr(), ptr::null_mut());
     cu!(cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream, params, extra))
 }

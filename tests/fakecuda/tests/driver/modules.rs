@@ -85,9 +85,12 @@ fn taken() -> Vec<String> {
 #[test]
 fn a_device_takes_images_of_its_major_version_and_no_later_minor() {
     let name = "modules::a_device_takes_images_of_its_major_version_and_no_later_minor";
-    for (major, minor, takes) in
-        [("9", "0", "sm_90.cubin"), ("8", "0", "sm_80.cubin"), ("8", "6", "sm_80.cubin"), ("12", "1", "sm_120.cubin")]
-    {
+    for (major, minor, takes) in [
+        ("9", "0", "sm_90.cubin"),
+        ("8", "0", "sm_80.cubin"),
+        ("8", "6", "sm_80.cubin"),
+        ("12", "1", "sm_120.cubin"),
+    ] {
         let variables = [("FAKE_CUDA_ATTR_75", major), ("FAKE_CUDA_ATTR_76", minor)];
         let said = alone(name, &variables, || {
             open();

@@ -83,16 +83,12 @@ fn a_kernel_that_writes_through_a_read_only_registration_faults() {
 #[test]
 fn without_an_alias_both_sides_have_one_address() {
     let variables = [("FAKE_CUDA_ALIAS", "0")];
-    alone(
-        "registration::without_an_alias_both_sides_have_one_address",
-        &variables,
-        || {
-            open();
-            let shared = Shared::new(4096);
-            assert_eq!(shared.register(PORTABLE_MAPPED), 0);
-            assert_eq!(shared.device(), shared.host().expose_provenance() as u64);
-        },
-    );
+    alone("registration::without_an_alias_both_sides_have_one_address", &variables, || {
+        open();
+        let shared = Shared::new(4096);
+        assert_eq!(shared.register(PORTABLE_MAPPED), 0);
+        assert_eq!(shared.device(), shared.host().expose_provenance() as u64);
+    });
 }
 
 #[test]
@@ -110,24 +106,26 @@ fn unmapping_before_unregistering_is_an_error_that_stays() {
 
 #[test]
 fn other_memory_at_the_same_address_is_not_what_was_registered() {
-    let said = alone("registration::other_memory_at_the_same_address_is_not_what_was_registered", &[], || {
-        open();
-        let shared = Shared::new(8192);
-        assert_eq!(shared.register(PORTABLE_MAPPED), 0);
-        shared.replace();
-        assert_eq!(cu!(cuMemHostUnregister(shared.host())), 700);
-    });
+    let said =
+        alone("registration::other_memory_at_the_same_address_is_not_what_was_registered", &[], || {
+            open();
+            let shared = Shared::new(8192);
+            assert_eq!(shared.register(PORTABLE_MAPPED), 0);
+            shared.replace();
+            assert_eq!(cu!(cuMemHostUnregister(shared.host())), 700);
+        });
     assert!(said.contains("8192 bytes at "), "{said}");
 }
 
 #[test]
 fn what_was_unmapped_and_never_unregistered_is_told_at_the_end() {
-    let said = alone("registration::what_was_unmapped_and_never_unregistered_is_told_at_the_end", &[], || {
-        open();
-        let shared = Shared::new(8192);
-        assert_eq!(shared.register(PORTABLE_MAPPED), 0);
-        shared.unmap();
-    });
+    let said =
+        alone("registration::what_was_unmapped_and_never_unregistered_is_told_at_the_end", &[], || {
+            open();
+            let shared = Shared::new(8192);
+            assert_eq!(shared.register(PORTABLE_MAPPED), 0);
+            shared.unmap();
+        });
     assert!(said.contains("8192 bytes at ") && said.contains("never unregistered"), "{said}");
 }
 

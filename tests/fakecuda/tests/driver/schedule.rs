@@ -42,7 +42,7 @@ fn pageable_memory_is_read_within_the_call() {
     alone("schedule::pageable_memory_is_read_within_the_call", &[], || {
         open();
         let (stream, at) = (stream(), device(4));
-        let mut source = vec![7_u32];
+        let mut source = [7_u32];
         ok!(cuMemcpyHtoDAsync_v2(at, source.as_ptr().cast(), 4, stream));
         source[0] = 9;
         ok!(cuStreamSynchronize(stream));
@@ -144,34 +144,30 @@ fn a_stream_waits_for_the_event_of_another() {
 fn threads_that_synchronize_at_once_keep_the_order_of_each_stream() {
     for mode in ["late", "sync", "random", "worker"] {
         let variables = [("FAKE_CUDA_MODE", mode)];
-        alone(
-            "schedule::threads_that_synchronize_at_once_keep_the_order_of_each_stream",
-            &variables,
-            || {
-                open();
-                let (counter, out) = (device(4), device(4096));
-                let shared = stream().expose_provenance();
-                ok!(cuMemsetD8_v2(counter, 0, 4));
-                ok!(cuCtxSynchronize());
-                thread::scope(|scope| {
-                    for _ in 0..4 {
-                        scope.spawn(move || {
-                            enter();
-                            let shared = ptr::with_exposed_provenance_mut(shared);
-                            let kernel = kernel("legal_order", 2);
-                            for _ in 0..20 {
-                                assert_eq!(launch(kernel, 32, &mut [counter, out], shared), 0);
-                                ok!(cuStreamSynchronize(shared));
-                            }
-                        });
-                    }
-                });
-                // Each launch drew 32 numbers in a row.
-                assert_eq!(words(counter, 1), [4 * 20 * 32]);
-                let drawn = words(out, 32);
-                assert!(drawn.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{drawn:?}");
-            },
-        );
+        alone("schedule::threads_that_synchronize_at_once_keep_the_order_of_each_stream", &variables, || {
+            open();
+            let (counter, out) = (device(4), device(4096));
+            let shared = stream().expose_provenance();
+            ok!(cuMemsetD8_v2(counter, 0, 4));
+            ok!(cuCtxSynchronize());
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(move || {
+                        enter();
+                        let shared = ptr::with_exposed_provenance_mut(shared);
+                        let kernel = kernel("legal_order", 2);
+                        for _ in 0..20 {
+                            assert_eq!(launch(kernel, 32, &mut [counter, out], shared), 0);
+                            ok!(cuStreamSynchronize(shared));
+                        }
+                    });
+                }
+            });
+            // Each launch drew 32 numbers in a row.
+            assert_eq!(words(counter, 1), [4 * 20 * 32]);
+            let drawn = words(out, 32);
+            assert!(drawn.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{drawn:?}");
+        });
     }
 }
 
