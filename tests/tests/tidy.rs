@@ -17,6 +17,7 @@ const MAX_LINES: usize = 500;
 const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("shm/Cargo.toml", &[], &[]),
     ("kernels/Cargo.toml", &["shm"], &[]),
+    ("kernels/xtask/Cargo.toml", &[], &[]),
     ("client/Cargo.toml", &["kernels", "shm"], &["daemon"]),
     ("daemon/Cargo.toml", &["kernels", "shm"], &[]),
     // `shm`: the limits of the protocol, and the type of the stats document.
@@ -30,7 +31,7 @@ const EDGES: &[(&str, &[&str], &[&str])] = &[
 /// The files in which `unsafe` may stand.
 const ISLANDS: &str = "shm/src/attachment.rs shm/src/chunk.rs shm/src/fork.rs shm/src/mapping.rs \
     kernels/src/cpu/bmi2.rs kernels/src/cpu/avx2/mod.rs kernels/src/cpu/avx2/decode.rs \
-    kernels/src/cpu/avx2/decode/tail.rs kernels/src/prefetch.rs shm/src/pool.rs shm/src/segment.rs shm/src/socket.rs tests/src/bin/test_client/fork.rs";
+    kernels/src/cpu/avx2/decode/tail.rs kernels/src/prefetch.rs kernels/xtask/src/nvrtc.rs shm/src/pool.rs shm/src/segment.rs shm/src/socket.rs tests/src/bin/test_client/fork.rs";
 
 const FORBID: &str = "#![forbid(unsafe_code)]";
 const DENY: &str = "#![deny(unsafe_code)]";
@@ -39,6 +40,7 @@ const ROOTS: &[(&str, &str)] = &[
     ("shm/src/lib.rs", DENY),
     ("kernels/src/lib.rs", DENY),
     ("kernels/src/scalar/mod.rs", FORBID),
+    ("kernels/xtask/src/main.rs", DENY),
     ("client/src/lib.rs", FORBID),
     ("daemon/src/lib.rs", FORBID),
     ("daemon/src/main.rs", FORBID),
