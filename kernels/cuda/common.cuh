@@ -15,6 +15,7 @@ typedef long long int64_t;
 #endif
 #define KERNEL extern "C" __global__
 #define DEV static __device__ __forceinline__
+#define DEV_MEMBER __device__ __forceinline__
 #define SHARED(T, name, n) __shared__ T name[n]
 #define DYN_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #define EXPORT_KERNEL(f)

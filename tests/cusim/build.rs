@@ -26,7 +26,11 @@ fn main() {
         _ => {}
     }
     rt.file(format!("{sim}/cusim.cpp")).compile("cusim_rt");
-    kernels.file(format!("{sim}/kernels.cpp")).compile("cusim_kernels");
+    // A file for each module, as on the GPU.
+    for module in ["kernels", "kernels_encode", "kernels_fit"] {
+        kernels.file(format!("{sim}/{module}.cpp"));
+    }
+    kernels.compile("cusim_kernels");
     for d in [sim, kern] {
         println!("cargo:rerun-if-changed={d}");
     }

@@ -1,0 +1,3 @@
+// The kernels of module encode; see kernels.cpp.
+#define CUSIM
+#include "encode.cu"
