@@ -1,4 +1,10 @@
-// shared.h - what the host and the kernels hand each other; kernels/src/cuda/abi.rs has the same structs.
+// shared.h - what the host and the kernels hand each other; kernels/src/cuda/{abi,form}.rs have the same structs.
+//
+// What may be read: a kernel reads at src in windows of 16 bytes, and so up to stored_len rounded up to a multiple of
+// 64, and nothing before src; of an overlay, its rows and their numbers. Extents of the pool are multiples of 64
+// bytes, and staging buffers are too.
+// What may be written: the raw bytes of the block, raw_len bytes at out, and Status; of encoders and counts, their
+// work memory and counters.
 #pragma once
 #include "common.cuh"
 
@@ -45,23 +51,53 @@ struct Status {
 };
 static_assert(sizeof(Status) == 8, "Status");
 
-// Metadata as kernels read them; kernels/src/cuda/form.rs says what stands where.
+// The metadata of ibp and ibp:window.
 struct IbpForm {
-  uint64_t base;
-  uint32_t elem_bits, word_bytes, rotate, bases_len, bases_at, chunk_bytes, period, shift, groups_at, steps_at;
-  uint32_t reserved[4];
+  uint64_t base;         // the one base, in every word of the 8 bytes; 0 without
+  uint32_t elem_bits;    // bits of an element
+  uint32_t word_bytes;   // bytes of a word of the window: 1, 2, 4 or 8
+  uint32_t rotate;       // whether words were rotated
+  uint32_t bases_len;    // bytes of the bases before they repeat; 0 where there is none per column
+  uint32_t bases_at;     // where the bases start, from the form
+  uint32_t chunk_bytes;  // 2, 4 or 8
+  uint32_t period;       // groups of 8 bytes before they repeat
+  uint32_t shift;        // where the kept bits of each chunk start, if they are one run there; else NO_SHIFT
+  uint32_t groups_at;    // where the groups start: 8 bytes of kept bits, 8 of values of the others, each
+  uint32_t steps_at;     // where the steps of the groups start, 6 words of 8 bytes each; 0 where shift does
+  uint32_t reserved[4];  // 0
 };
+static_assert(sizeof(IbpForm) == 64, "IbpForm");
+enum : uint32_t { NO_SHIFT = 0xffffffffu };
+
+// The metadata of planes:4, planes:3 and planes:2-2-2.
 struct PlanesForm {
-  uint64_t dropped_value;
-  uint32_t elem_bits, exponent_bits, byte_planes, bit_planes, dropped_first, dropped_bits, columns, bases_at;
-  uint8_t low[16], high[16];
-  uint32_t ranks_at, reserved;
+  uint64_t dropped_value;  // the dropped bits, at their place
+  uint32_t elem_bits;      // bits of a word
+  uint32_t exponent_bits;  // bits of an exponent
+  uint32_t byte_planes;    // planes of one byte per element
+  uint32_t bit_planes;     // planes of one bit per element
+  uint32_t dropped_first;  // the first dropped bit
+  uint32_t dropped_bits;   // dropped bits
+  uint32_t columns;        // columns of the bases before they repeat; 0 without bases
+  uint32_t bases_at;       // where the bases start: 1 byte each, 2 where exponents have more than 8 bits
+  uint32_t low[4];         // the low bytes of the exponents by their rank
+  uint32_t high[4];        // the high bytes
+  uint32_t ranks_at;       // where the ranks start: a byte for each exponent, 255 where it has no code
+  uint32_t reserved;       // 0
 };
+static_assert(sizeof(PlanesForm) == 80, "PlanesForm");
+
+// The metadata of sparse.
 struct SparseForm {
-  uint64_t common;
-  uint32_t elem_bits, word_bytes, group_elems, index_bits, dictionary_at, slots_at;
+  uint64_t common;         // the common word, in every word of the 8 bytes
+  uint32_t elem_bits;      // bits of an element
+  uint32_t word_bytes;     // bytes of a word: 1, 2, 4 or 8
+  uint32_t group_elems;    // words of a group: 8, 16, 32 or 64
+  uint32_t index_bits;     // bits of an index
+  uint32_t dictionary_at;  // where the 256 words of 8 bytes of the dictionary start; 0 without
+  uint32_t slots_at;       // where its hash table starts: 512 slots of 2 bytes, each 0 or an index and 1; 0 without
 };
-static_assert(sizeof(IbpForm) == 64 && sizeof(PlanesForm) == 80 && sizeof(SparseForm) == 32, "forms");
+static_assert(sizeof(SparseForm) == 32, "SparseForm");
 
 // One block to encode. Its work memory holds an EncodeResult, then a RecordNote per record, the slots, the output.
 struct EncodeJob {
