@@ -1,3 +1,0 @@
-// The kernels of module encode; see kernels.cpp.
-#define CUSIM
-#include "encode.cu"
