@@ -50,3 +50,5 @@ DEV void st_release_sys(uint32_t* p, uint32_t v) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 #endif
+// For functions of structs, which have no linkage of their own.
+#define DEV_MEMBER __device__ __forceinline__

@@ -9,6 +9,7 @@ pub(crate) const MAX_LINES: usize = 500;
 pub(crate) const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("shm/Cargo.toml", &[], &[]),
     ("kernels/Cargo.toml", &["shm"], &[]),
+    ("kernels/xtask/Cargo.toml", &[], &[]),
     ("client/Cargo.toml", &["kernels", "shm"], &["daemon"]),
     ("daemon/Cargo.toml", &["kernels", "shm"], &[]),
     // `shm`: the limits of the protocol, and the type of the stats document.
@@ -27,6 +28,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "kernels/src/cpu/avx2/mod.rs",
     "kernels/src/cpu/bmi2.rs",
     "kernels/src/prefetch.rs",
+    "kernels/xtask/src/nvrtc.rs",
     "shm/src/attachment.rs",
     "shm/src/chunk.rs",
     "shm/src/fork.rs",
@@ -46,6 +48,7 @@ pub(crate) const ROOTS: &[(&str, &str)] = &[
     ("shm/src/lib.rs", DENY),
     ("kernels/src/lib.rs", DENY),
     ("kernels/src/scalar/mod.rs", FORBID),
+    ("kernels/xtask/src/main.rs", DENY),
     ("client/src/lib.rs", FORBID),
     ("daemon/src/lib.rs", FORBID),
     ("daemon/src/main.rs", FORBID),
