@@ -1,0 +1,1 @@
+//! Damaged blocks.
