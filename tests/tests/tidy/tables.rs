@@ -16,7 +16,8 @@ pub(crate) const EDGES: &[(&str, &[&str], &[&str])] = &[
     // `kernels`: `bench codecs` measures them without a daemon.
     ("client/cli/Cargo.toml", &["client", "daemon", "kernels", "shm"], &[]),
     ("tests/Cargo.toml", &["cli", "client", "daemon", "kernels", "shm"], &["cusim", "fakecuda"]),
-    ("tests/cusim/Cargo.toml", &[], &[]),
+    // Its conformance target has the sources of `tests/tests/conformance.rs`.
+    ("tests/cusim/Cargo.toml", &[], &["kernels", "shm"]),
     // Its tests need itself built.
     ("tests/fakecuda/Cargo.toml", &["cusim"], &["fakecuda"]),
     ("tests/fuzz/Cargo.toml", &["kernels", "shm"], &[]),
