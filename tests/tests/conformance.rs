@@ -7,8 +7,12 @@
 mod cases;
 #[path = "conformance/damage.rs"]
 mod damage;
+#[path = "conformance/files.rs"]
+mod files;
 #[path = "conformance/make.rs"]
 mod make;
+#[path = "conformance/overlays.rs"]
+mod overlays;
 #[path = "conformance/random.rs"]
 mod random;
 #[path = "conformance/simulated.rs"]
