@@ -29,7 +29,7 @@ mutant() {
         return
     fi
     export CUSIM_KERNELS=$folder/cuda
-    local run=(cargo test -p tierpack-cusim --features conformance)
+    local run=(env "CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/cusim" cargo test -p tierpack-cusim --features conformance)
     [ "$how" = plain ] || run=(tests/cusim/sanitize.sh "$how")
     if "${run[@]}" --test conformance -- "$test" >"$folder/output" 2>&1; then
         echo "$name: not found by $test ($how)"
@@ -48,7 +48,7 @@ mutant syncwarp_after_wait records.cuh 's/(wait_for_stage\(places.n_stages\);\n)
 mutant syncwarp_after_last_read records.cuh 's/(codec.decode\(team, job, record, status\);\n) +__syncwarp\(team.mask\);\n/\1/' \
     thread tensors_of_many_blocks
 mutant tail_of_a_store records.cuh 's/if \(i < n\) to\[i\]/if (i <= n) to[i]/' plain every_length_of_rows
-mutant rest_of_a_record records.cuh 's/if \(offset > overflow_len\) \{/if (false) {/' plain damage
-mutant row_of_an_overlay overlay.cuh 's/if \(row >= [^{]*\{/if (false) {/' address damage
+mutant rest_of_a_record records.cuh 's/if \(offset > overflow_len\) \{/if (false) {/' plain changed_heads
+mutant row_of_an_overlay overlay.cuh 's/if \(row >= [^{]*\{/if (false) {/' address a_row_that_the_block_lacks
 
 exit $missed

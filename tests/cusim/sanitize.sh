@@ -17,8 +17,8 @@ path=$("${CXX:-g++}" -print-file-name=$library)
 [ -e "$path" ] || { echo "no $library: install the sanitizers of ${CXX:-g++}" >&2; exit 1; }
 export CUSIM_SAN=$1
 shift
-# A target folder of its own: objects with and without a sanitizer do not link.
-export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/cusim-$CUSIM_SAN
+# A target folder of its own, so that other builds keep their objects; only the simulator is built anew for each.
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/cusim
 # ThreadSanitizer cannot see the atomics of Rust's own threads, so what is not instrumented is not reported. That
 # hides no race of lanes: kernels are instrumented, and the runtime tells of its copies.
 export TSAN_OPTIONS=ignore_noninstrumented_modules=1 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
