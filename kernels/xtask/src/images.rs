@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::nvrtc::{Compiled, Nvrtc};
 use crate::report::{self, Usage};
@@ -53,14 +53,7 @@ pub(crate) fn generate(nvrtc: &Nvrtc, sources: &Path, to: &Path, more: &[&str]) 
     for (module, arch) in MODULES.iter().flat_map(|module| ARCHS.map(|arch| (module, arch))) {
         let path = sources.join(format!("{module}.cu"));
         let source = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        let mut options = vec![
-            format!("--gpu-architecture={arch}"),
-            "--std=c++17".to_owned(),
-            format!("--include-path={}", sources.display()),
-        ];
-        if arch.starts_with("sm_") {
-            options.extend(["--ptxas-options=-v", "--ptxas-options=--warn-on-spills"].map(str::to_owned));
-        }
+        let mut options = options(arch, sources);
         options.extend(more.iter().map(|&option| option.to_owned()));
         let Compiled { image, log } = nvrtc.compile(&source, &format!("{module}.cu"), &options)?;
         usages.extend(report::usages(&log).with_context(|| format!("the log of {module} for {arch}"))?);
@@ -77,6 +70,41 @@ pub(crate) fn generate(nvrtc: &Nvrtc, sources: &Path, to: &Path, more: &[&str]) 
             .map(|usage| format!("{} spills {} bytes on sm_{}", usage.kernel, usage.spill_bytes, usage.arch)),
     );
     Ok(warnings)
+}
+
+/// Compiles one file for one architecture into a folder.
+pub(crate) fn compile_one(
+    nvrtc: &Nvrtc,
+    sources: &Path,
+    source: &Path,
+    arch: &str,
+    to: &Path,
+) -> Result<PathBuf> {
+    let text = fs::read_to_string(source).with_context(|| format!("read {}", source.display()))?;
+    let options = options(arch, sources);
+    let name = source.file_name().unwrap_or_default().to_string_lossy();
+    let path = to.join("one.cubin");
+    fs::write(&path, nvrtc.compile(&text, &name, &options)?.image)
+        .with_context(|| format!("write {}", path.display()))?;
+    Ok(path)
+}
+
+/// The committed cubins of one architecture.
+pub(crate) fn cubins(images: &Path, arch: &str) -> Result<Vec<PathBuf>> {
+    ensure!(ARCHS[1..].contains(&arch), "there is no cubin for {arch}: {}", ARCHS[1..].join(", "));
+    Ok(MODULES.map(|module| images.join(image_name(module, arch))).to_vec())
+}
+
+fn options(arch: &str, sources: &Path) -> Vec<String> {
+    let mut options = vec![
+        format!("--gpu-architecture={arch}"),
+        "--std=c++17".to_owned(),
+        format!("--include-path={}", sources.display()),
+    ];
+    if arch.starts_with("sm_") {
+        options.extend(["--ptxas-options=-v", "--ptxas-options=--warn-on-spills"].map(str::to_owned));
+    }
+    options
 }
 
 /// Everything that is wrong with the committed images.
