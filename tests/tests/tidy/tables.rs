@@ -40,6 +40,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/fakecuda/src/lib.rs",
     "tests/src/bin/test_client/fork.rs",
     "tests/tests/conformance_encode/device.rs",
+    "tests/tests/conformance/simulated.rs",
 ];
 
 pub(crate) const FORBID: &str = "#![forbid(unsafe_code)]";
@@ -61,6 +62,7 @@ pub(crate) const ROOTS: &[(&str, &str)] = &[
     ("tests/fuzz/src/lib.rs", FORBID),
     ("tests/src/bin/tierpack.rs", FORBID),
     ("tests/src/bin/test_client.rs", DENY),
+    ("tests/tests/conformance.rs", DENY),
 ];
 
 /// Where a version stands in a text, and where the constant that must equal it is.
