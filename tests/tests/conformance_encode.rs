@@ -2,6 +2,8 @@
 //!
 //! Scalar, the machine's best level and the device, in three orders of the lanes, all see the same tensors.
 
+#![deny(unsafe_code)]
+
 #[path = "conformance_encode/device.rs"]
 mod device;
 #[path = "conformance_encode/model.rs"]
