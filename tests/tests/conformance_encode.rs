@@ -72,7 +72,7 @@ fn on_device(coder: &Coder, geometry: &Geometry, raw: &[u8], skip: usize, order:
     let records = records_launch(&plans, MULTIPROCESSORS).expect("a block");
     let mut args = vec![
         job_memory.address().to_le_bytes().to_vec(),
-        u32::try_from(jobs.len()).unwrap().to_le_bytes().to_vec(),
+        u32::try_from(jobs.len()).expect("a small number").to_le_bytes().to_vec(),
         records.warp_bytes.to_le_bytes().to_vec(),
     ];
     device::run(&records, &mut args, order);

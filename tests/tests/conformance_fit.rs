@@ -25,7 +25,7 @@ use model::{Model, Random, exponent_bits};
 /// Runs a kernel that takes jobs and their number.
 fn count(launch: &Launch, jobs: &[CountJob], order: u32) {
     let mut memory = Memory::of(jobs.as_bytes(), 0);
-    let n_jobs = u32::try_from(jobs.len()).unwrap();
+    let n_jobs = u32::try_from(jobs.len()).expect("a small number");
     let mut args = [memory.address().to_le_bytes().to_vec(), n_jobs.to_le_bytes().to_vec()];
     device::run(launch, &mut args, order);
 }

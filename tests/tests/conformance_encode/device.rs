@@ -62,5 +62,5 @@ pub(crate) fn run(launch: &Launch, args: &mut [Vec<u8>], order: u32) {
     let shape = Shape { grid, block, shared_bytes };
     // SAFETY: the tests give parameters of the kernel's types, and addresses of memory that is there.
     let run = unsafe { kernel.launch(&shape, args, Opts::order(order, 7)) };
-    run.unwrap_or_else(|error| panic!("{name}: {error}"));
+    run.map_err(|error| error.to_string()).expect(name);
 }
