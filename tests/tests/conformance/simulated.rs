@@ -30,9 +30,13 @@ const CANARY: u8 = 0x5C;
 /// Multiprocessors that launches are planned for: few, as thread blocks run one after the other.
 const N_MULTIPROCESSORS: u32 = 1;
 
+/// What memory is made of: bytes up to the end of the last unit may be read.
+const UNIT_BYTES: usize = 64;
+const _: () = assert!(UNIT_BYTES as u64 == READ_UNIT);
+
 /// Memory whose address is a multiple of 64, as long as reads of a block may go and not longer.
 #[repr(align(64))]
-struct Unit(#[expect(dead_code, reason = "kernels read it")] [u8; READ_UNIT as usize]);
+struct Unit(#[expect(dead_code, reason = "kernels read it")] [u8; UNIT_BYTES]);
 
 /// Memory of a stand-in device.
 struct Memory(Vec<Unit>);
@@ -41,11 +45,11 @@ impl Memory {
     /// A copy; the bytes up to the end of the last unit are noise.
     fn new(bytes: &[u8]) -> Self {
         let unit = |bytes: &[u8]| {
-            let mut unit = [0xC3; READ_UNIT as usize];
+            let mut unit = [0xC3; UNIT_BYTES];
             unit[..bytes.len()].copy_from_slice(bytes);
             Unit(unit)
         };
-        Self(bytes.chunks(index(READ_UNIT)).map(unit).collect())
+        Self(bytes.chunks(UNIT_BYTES).map(unit).collect())
     }
 
     fn address(&self) -> u64 {
