@@ -1,5 +1,5 @@
 //! FFI of the cusim runtime (`sim/cusim_rt.h`) and a small safe launcher for kernel tests.
-use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 #[repr(C)]
 #[derive(Clone, Copy)]

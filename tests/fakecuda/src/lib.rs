@@ -11,9 +11,9 @@
 //! - FAKE_CUDA_PROTECT=0           the host may touch the device heap (faster)
 //! - FAKE_CUDA_LEAKS=1             report live allocations when the context is released
 #![allow(non_snake_case, unused_variables, clippy::missing_safety_doc, clippy::too_many_arguments)]
-use cusim::{cusim_find, cusim_kernel_params, cusim_launch, Opts};
+use cusim::{Opts, cusim_find, cusim_kernel_params, cusim_launch};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -48,8 +48,16 @@ const ERRS: &[(R, &str, &str)] = &[
     (500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"),
     (600, "CUDA_ERROR_NOT_READY", "device not ready"),
     (700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"),
-    (712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped"),
-    (713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"),
+    (
+        712,
+        "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        "part or all of the requested memory range is already mapped",
+    ),
+    (
+        713,
+        "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+        "pointer does not correspond to a registered memory region",
+    ),
     (719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"),
     (801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"),
     (901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"),
@@ -253,7 +261,8 @@ impl S {
             }
         }
         self.regs.iter().any(|(h, r)| {
-            (p >= *h && p + n as u64 <= h + r.size as u64) || (p >= r.dev && p + n as u64 <= r.dev + r.size as u64)
+            (p >= *h && p + n as u64 <= h + r.size as u64)
+                || (p >= r.dev && p + n as u64 <= r.dev + r.size as u64)
         })
     }
     fn pinned(&self, p: u64, n: usize) -> bool {
@@ -321,7 +330,9 @@ impl S {
                 let k = self.funcs[&f].k;
                 let o = Opts::order(env("FAKE_CUDA_ORDER").and_then(|v| v.parse().ok()).unwrap_or(0), 1);
                 self.open();
-                let rc = unsafe { cusim_launch(k as _, grid.as_ptr(), block.as_ptr(), shm, ptrs.as_mut_ptr(), &o) };
+                let rc = unsafe {
+                    cusim_launch(k as _, grid.as_ptr(), block.as_ptr(), shm, ptrs.as_mut_ptr(), &o)
+                };
                 self.close();
                 if rc != 0 {
                     let m = cusim::last_error();
@@ -853,9 +864,12 @@ unsafe fn parse_image(img: *const u8) -> Result<Vec<(String, Vec<u32>)>, R> {
                     "u32" | "b32" | "f32" | "s32" => 4,
                     "u16" | "b16" => 2,
                     "u8" | "b8" | "s8" => 1,
-                    _ => {
-                        l.rsplit('[').next().and_then(|x| x.split(']').next()).and_then(|x| x.parse().ok()).unwrap_or(0)
-                    }
+                    _ => l
+                        .rsplit('[')
+                        .next()
+                        .and_then(|x| x.split(']').next())
+                        .and_then(|x| x.parse().ok())
+                        .unwrap_or(0),
                 }
             })
             .collect();
@@ -1056,7 +1070,9 @@ pub unsafe extern "C" fn cuGetErrorName(e: R, p: *mut *const c_char) -> R {
 unsafe fn err(e: R, p: *mut *const c_char, which: u8) -> R {
     static T: OnceLock<Vec<(R, CString, CString)>> = OnceLock::new();
     match T
-        .get_or_init(|| ERRS.iter().map(|x| (x.0, CString::new(x.1).unwrap(), CString::new(x.2).unwrap())).collect())
+        .get_or_init(|| {
+            ERRS.iter().map(|x| (x.0, CString::new(x.1).unwrap(), CString::new(x.2).unwrap())).collect()
+        })
         .iter()
         .find(|x| x.0 == e)
     {
