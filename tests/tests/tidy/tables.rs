@@ -1,0 +1,77 @@
+//! What the tidy test knows of the tree: names, arrows, islands, crate roots, versions.
+
+pub(crate) const TOP_LEVEL: &str = "Cargo.toml Cargo.lock daemon client kernels shm tests README.md ARCHITECTURE.md \
+    CHANGELOG.md LICENSE docs .ci .config .gitignore rustfmt.toml clippy.toml .git target";
+pub(crate) const FOLDERS: &[&str] = &["daemon", "client", "kernels", "shm", "tests", "docs"];
+pub(crate) const MAX_LINES: usize = 500;
+
+/// Manifest, crates that it may depend on, crates that only its tests may depend on.
+pub(crate) const EDGES: &[(&str, &[&str], &[&str])] = &[
+    ("shm/Cargo.toml", &[], &[]),
+    ("kernels/Cargo.toml", &["shm"], &[]),
+    ("client/Cargo.toml", &["kernels", "shm"], &["daemon"]),
+    ("daemon/Cargo.toml", &["kernels", "shm"], &[]),
+    // `shm`: the limits of the protocol, and the type of the stats document.
+    // `kernels`: `bench codecs` measures them without a daemon.
+    ("client/cli/Cargo.toml", &["client", "daemon", "kernels", "shm"], &[]),
+    ("tests/Cargo.toml", &["cli", "client", "daemon", "kernels", "shm"], &["cusim", "fakecuda"]),
+    ("tests/cusim/Cargo.toml", &[], &[]),
+    ("tests/fakecuda/Cargo.toml", &["cusim"], &[]),
+    ("tests/fuzz/Cargo.toml", &["kernels", "shm"], &[]),
+];
+
+/// The files in which `unsafe` may stand.
+pub(crate) const ISLANDS: &[&str] = &[
+    "kernels/src/cpu/avx2/decode.rs",
+    "kernels/src/cpu/avx2/decode/tail.rs",
+    "kernels/src/cpu/avx2/mod.rs",
+    "kernels/src/cpu/bmi2.rs",
+    "kernels/src/prefetch.rs",
+    "shm/src/attachment.rs",
+    "shm/src/chunk.rs",
+    "shm/src/fork.rs",
+    "shm/src/mapping.rs",
+    "shm/src/pool.rs",
+    "shm/src/segment.rs",
+    "shm/src/socket.rs",
+    "tests/cusim/src/lib.rs",
+    "tests/fakecuda/src/lib.rs",
+    "tests/src/bin/test_client/fork.rs",
+];
+
+pub(crate) const FORBID: &str = "#![forbid(unsafe_code)]";
+pub(crate) const DENY: &str = "#![deny(unsafe_code)]";
+/// What each crate root, and the reference codecs, must say about `unsafe`.
+pub(crate) const ROOTS: &[(&str, &str)] = &[
+    ("shm/src/lib.rs", DENY),
+    ("kernels/src/lib.rs", DENY),
+    ("kernels/src/scalar/mod.rs", FORBID),
+    ("client/src/lib.rs", FORBID),
+    ("daemon/src/lib.rs", FORBID),
+    ("daemon/src/main.rs", FORBID),
+    ("client/cli/src/lib.rs", FORBID),
+    ("client/cli/src/main.rs", FORBID),
+    ("tests/src/lib.rs", FORBID),
+    ("tests/cusim/src/lib.rs", DENY),
+    ("tests/fakecuda/src/lib.rs", DENY),
+    ("tests/fuzz/src/lib.rs", FORBID),
+    ("tests/src/bin/tierpack.rs", FORBID),
+    ("tests/src/bin/test_client.rs", DENY),
+];
+
+/// Where a version stands in a text, and where the constant that must equal it is.
+pub(crate) const VERSIONS: &[(&str, &str, &str, &str)] = &[
+    ("kernels/FORMAT.md", "Format version: ", "kernels/src/block.rs", "FORMAT_VERSION"),
+    ("shm/LAYOUT.md", "Layout version: ", "shm/src/layout.rs", "LAYOUT_VERSION"),
+    ("shm/LAYOUT.md", "Protocol version: ", "shm/src/message.rs", "PROTOCOL_VERSION"),
+];
+
+/// What does not land. In pieces, so that this file may.
+pub(crate) const UNFINISHED: [&str; 6] = [
+    concat!("TO", "DO"),
+    concat!("FIX", "ME"),
+    concat!("XX", "X"),
+    concat!("todo", "!("),
+    concat!("unimplemented", "!("),
+    concat!("#[", "ignore"),
+];
