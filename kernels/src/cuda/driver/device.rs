@@ -52,6 +52,8 @@ pub struct Device {
     device: i32,
     context: Handle,
     facts: Facts,
+    /// The process that opened it: a driver does not outlive a fork.
+    process: u32,
 }
 
 impl Device {
@@ -82,7 +84,7 @@ impl Device {
         // SAFETY: the handle is written; it is released when this is dropped.
         let retained = unsafe { (api.primary_ctx_retain)(&raw mut context, device) };
         api.check("cuDevicePrimaryCtxRetain", retained)?;
-        Ok(Arc::new(Self { api, ordinal, device, context, facts }))
+        Ok(Arc::new(Self { api, ordinal, device, context, facts, process: std::process::id() }))
     }
 
     /// The number that it was opened with.
@@ -95,11 +97,19 @@ impl Device {
         &self.facts
     }
 
+    /// Whether this process is the one that opened it.
+    pub fn is_here(&self) -> bool {
+        std::process::id() == self.process
+    }
+
     /// Makes its context the current one of this thread, until what this gives is dropped.
     ///
     /// # Errors
-    /// [`GpuError::Driver`], [`GpuError::Lost`].
+    /// [`GpuError::Forked`], [`GpuError::Driver`], [`GpuError::Lost`].
     pub fn enter(&self) -> Result<Entered<'_>, GpuError> {
+        if !self.is_here() {
+            return Err(GpuError::Forked);
+        }
         let mut previous = 0;
         // SAFETY: the handle is written.
         self.api.check("cuCtxGetCurrent", unsafe { (self.api.ctx_get_current)(&raw mut previous) })?;
@@ -114,9 +124,14 @@ impl Device {
         Ok(Entered { device: self, previous, of_this_thread: PhantomData })
     }
 
-    /// As [`Device::enter`], to give something back: what cannot be asked is taken for none.
-    pub(super) fn enter_to_release(&self) -> Option<Entered<'_>> {
-        self.enter().or_else(|_| self.enter_from(0)).ok()
+    /// Calls `release` in the context, to give something back; not in a fork, where nothing of it exists.
+    ///
+    /// Its answer is for nobody: a context that is lost has given everything back.
+    pub(super) fn release(&self, release: impl FnOnce(&Api) -> c_uint) {
+        if self.is_here() {
+            let _entered = self.enter().or_else(|_| self.enter_from(0)).ok();
+            let _ = release(self.api);
+        }
     }
 
     /// Bytes of the device that are free, and all of them.
@@ -157,10 +172,12 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: retained once by `open`; everything made in the context holds this, and so is gone.
-        let released = unsafe { (self.api.primary_ctx_release)(self.device) };
-        // There is nobody to tell, and nothing left to give back.
-        let _ = released;
+        if self.is_here() {
+            // SAFETY: retained once by `open`; everything made in the context holds this, and so is gone.
+            let released = unsafe { (self.api.primary_ctx_release)(self.device) };
+            // There is nobody to tell, and nothing left to give back.
+            let _ = released;
+        }
     }
 }
 

@@ -93,11 +93,8 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        let _entered = self.device.enter_to_release();
-        // SAFETY: allocated by `new` and freed once; whoever gave its address to a launch has kept it until then.
-        let freed = unsafe { (self.device.api.mem_free)(self.address) };
-        // A context that is lost frees everything by itself.
-        let _ = freed;
+        // SAFETY: allocated by `new` and freed once; who gave its address to a launch has kept it until then.
+        self.device.release(|api| unsafe { (api.mem_free)(self.address) });
     }
 }
 
@@ -159,10 +156,7 @@ impl PageLocked {
 
 impl Drop for PageLocked {
     fn drop(&mut self) {
-        let _entered = self.device.enter_to_release();
-        // SAFETY: allocated by `new` and freed once; whoever gave it to a copy has waited for that.
-        let freed = unsafe { (self.device.api.mem_free_host)(self.pointer()) };
-        // A context that is lost frees everything by itself.
-        let _ = freed;
+        // SAFETY: allocated by `new` and freed once; who gave it to a copy has waited for that.
+        self.device.release(|api| unsafe { (api.mem_free_host)(self.pointer()) });
     }
 }

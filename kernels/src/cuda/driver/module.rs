@@ -18,9 +18,9 @@ pub const IMAGE_VARIABLE: &str = "TIERPACK_CUDA_IMAGE";
 
 /// Dynamic shared memory that a launch may have without asking before. Source: CUDA C++ Programming Guide.
 const FREE_SHARED_BYTES: u32 = 48 << 10;
-/// CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED: c_uint = 8;
-/// CU_JIT_ERROR_LOG_BUFFER and CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES.
+/// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
 const LOG_OPTIONS: [c_uint; 2] = [5, 6];
 const LOG_BYTES: usize = 8 << 10;
 
@@ -180,10 +180,7 @@ fn load(device: &Device, image: &[u8], log: &mut [u8], module: &mut Handle) -> R
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        let _entered = self.device.enter_to_release();
         // SAFETY: loaded once; launches are waited for before the kernels go.
-        let unloaded = unsafe { (self.device.api.module_unload)(self.module) };
-        // A context that is lost has no modules.
-        let _ = unloaded;
+        self.device.release(|api| unsafe { (api.module_unload)(self.module) });
     }
 }

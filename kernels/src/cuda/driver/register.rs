@@ -95,10 +95,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let _entered = self.device.enter_to_release();
-        // SAFETY: registered by `new` and unregistered once; it is still mapped, as the caller of `new` promised.
-        let unregistered = unsafe { (self.device.api.mem_host_unregister)(self.pointer.as_ptr()) };
-        // A context that is lost has no registration left.
-        let _ = unregistered;
+        // SAFETY: registered by `new`, unregistered once, and still mapped, as the caller of `new` promised.
+        self.device.release(|api| unsafe { (api.mem_host_unregister)(self.pointer.as_ptr()) });
     }
 }

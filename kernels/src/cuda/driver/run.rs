@@ -109,7 +109,7 @@ impl Run {
         let queued = unsafe { self.queue(kernels, work, stream) };
         queued.inspect_err(|_| {
             // What was queued before the failure still reads; a context that is lost runs nothing.
-            let _ = stream.synchronize();
+            drop(stream.synchronize());
         })
     }
 

@@ -83,7 +83,7 @@ impl Stage {
             .and_then(|()| decode.wait(&self.copied))
             .inspect_err(|_| {
                 // A context that is lost copies nothing.
-                let _ = copy.synchronize();
+                drop(copy.synchronize());
             })
     }
 
@@ -94,7 +94,7 @@ impl Stage {
     pub fn mark_used(&mut self, decode: &Stream) -> Result<(), GpuError> {
         self.used.record(decode).inspect_err(|_| {
             // A context that is lost reads nothing.
-            let _ = decode.synchronize();
+            drop(decode.synchronize());
         })
     }
 }
@@ -102,7 +102,7 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         // Before the buffers go; a context that is lost copies nothing.
-        let _ = self.copied.synchronize();
-        let _ = self.used.synchronize();
+        drop(self.copied.synchronize());
+        drop(self.used.synchronize());
     }
 }

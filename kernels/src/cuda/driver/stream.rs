@@ -100,11 +100,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.owner == Owner::Us {
-            let _entered = self.device.enter_to_release();
             // SAFETY: made by `new` and destroyed once; the driver lets what is on it finish.
-            let destroyed = unsafe { (self.device.api.stream_destroy)(self.handle) };
-            // A context that is lost has no streams.
-            let _ = destroyed;
+            self.device.release(|api| unsafe { (api.stream_destroy)(self.handle) });
         }
     }
 }
@@ -168,10 +165,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _entered = self.device.enter_to_release();
         // SAFETY: made by `new` and destroyed once; the driver keeps what a waiting stream needs of it.
-        let destroyed = unsafe { (self.device.api.event_destroy)(self.handle) };
-        // A context that is lost has no events.
-        let _ = destroyed;
+        self.device.release(|api| unsafe { (api.event_destroy)(self.handle) });
     }
 }
