@@ -73,11 +73,7 @@ const _: () = {
 #[derive(Clone, Copy)]
 pub struct Block<'a> {
     bytes: &'a [u8],
-    header: Header,
-    codec: CodecId,
-    dtype: Dtype,
-    raw_bytes: u64,
-    grid: Option<Grid>,
+    checked: Checked,
 }
 
 impl<'a> Block<'a> {
@@ -91,10 +87,9 @@ impl<'a> Block<'a> {
     /// may have written the block.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         let checked = Checked::of(bytes)?;
-        let Checked { header, codec, dtype, raw_bytes, grid, total_len } = checked;
-        let got = bytes.len() as u64;
-        let bytes = bytes.get(..index(total_len)).ok_or(Error::BlockTruncated { needed: total_len, got })?;
-        Ok(Self { bytes, header, codec, dtype, raw_bytes, grid })
+        let (needed, got) = (checked.total_len, bytes.len() as u64);
+        let bytes = bytes.get(..index(needed)).ok_or(Error::BlockTruncated { needed, got })?;
+        Ok(Self { bytes, checked })
     }
 
     /// Compares the header's CRC32C with that of the bytes.
@@ -104,69 +99,70 @@ impl<'a> Block<'a> {
     /// # Errors
     /// [`Error::Checksum`] where they differ.
     pub fn verify_crc(&self) -> Result<()> {
-        let stored = self.header.crc32c.get();
-        let computed = checksum(self.header, &self.bytes[index(HEADER_BYTES)..]);
+        let header = self.checked.header;
+        let stored = header.crc32c.get();
+        let computed = checksum(header, &self.bytes[index(HEADER_BYTES)..]);
         if stored == computed { Ok(()) } else { Err(Error::Checksum { stored, computed }) }
     }
 
     /// How the values are encoded.
     #[inline]
     pub const fn codec(&self) -> CodecId {
-        self.codec
+        self.checked.codec
     }
 
     /// Element type.
     #[inline]
     pub const fn dtype(&self) -> Dtype {
-        self.dtype
+        self.checked.dtype
     }
 
     /// Number of the metadata that decodes the block; 0 for `raw`, which needs none.
     #[inline]
     pub fn generation(&self) -> u32 {
-        self.header.generation.get()
+        self.checked.header.generation.get()
     }
 
     /// Rows of the block; 1 where it is a piece of a row.
     #[inline]
     pub fn rows(&self) -> u32 {
-        self.header.rows.get()
+        self.checked.header.rows.get()
     }
 
     /// Elements per row in this block.
     #[inline]
     pub fn columns(&self) -> u32 {
-        self.header.columns.get()
+        self.checked.header.columns.get()
     }
 
     /// Records of the block.
     #[inline]
     pub fn records(&self) -> u32 {
-        self.header.records.get()
+        self.checked.header.records.get()
     }
 
     /// Bytes that the block decodes to, at most [`MAX_BLOCK_RAW_BYTES`].
     #[inline]
     pub const fn raw_bytes(&self) -> u64 {
-        self.raw_bytes
+        self.checked.raw_bytes
     }
 
     /// How records were cut; `None` for `raw`, which has one per row.
     #[inline]
     pub fn access(&self) -> Option<Access> {
-        self.header.access()
+        self.checked.access()
     }
 
-    /// Where the records stand; `None` for `raw`.
+    /// What its header says.
     #[inline]
-    pub(crate) const fn grid(&self) -> Option<&Grid> {
-        self.grid.as_ref()
+    pub(crate) const fn checked(&self) -> &Checked {
+        &self.checked
     }
 
     /// What the records did not hold, in their order; empty for `raw`.
     #[inline]
     pub fn overflow(&self) -> &'a [u8] {
-        let start = self.bytes.len() - index(u64::from(self.header.overflow_len.get()));
+        let start = self.bytes.len() - index(u64::from(self.checked.header.overflow_len.get()));
         &self.bytes[start..]
     }
 
@@ -179,14 +175,14 @@ impl<'a> Block<'a> {
     /// The records at their strides.
     #[inline]
     pub fn front(&self) -> &'a [u8] {
-        let end = self.bytes.len() - index(u64::from(self.header.overflow_len.get()));
+        let end = self.bytes.len() - index(u64::from(self.checked.header.overflow_len.get()));
         &self.bytes[index(HEADER_BYTES)..end]
     }
 }
 
 impl fmt::Debug for Block<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Block").field("header", &self.header).finish_non_exhaustive()
+        f.debug_struct("Block").field("header", &self.checked.header).finish_non_exhaustive()
     }
 }
 
@@ -211,17 +207,22 @@ pub fn stored_len(header: &[u8]) -> u64 {
 }
 
 /// A header whose fields agree with each other.
-struct Checked {
+#[derive(Clone, Copy)]
+pub(crate) struct Checked {
     header: Header,
-    codec: CodecId,
-    dtype: Dtype,
-    raw_bytes: u64,
-    grid: Option<Grid>,
-    total_len: u64,
+    pub(crate) codec: CodecId,
+    pub(crate) dtype: Dtype,
+    /// Bytes that the block decodes to.
+    pub(crate) raw_bytes: u64,
+    /// Where the records stand; `None` for `raw`.
+    pub(crate) grid: Option<Grid>,
+    /// Bytes of header, front and overflow.
+    pub(crate) total_len: u64,
 }
 
 impl Checked {
-    fn of(bytes: &[u8]) -> Result<Self> {
+    /// Checks the header that starts `bytes`, whatever follows it.
+    pub(crate) fn of(bytes: &[u8]) -> Result<Self> {
         let got = bytes.len() as u64;
         let truncated = |_| Error::BlockTruncated { needed: HEADER_BYTES, got };
         let (header, _) = Header::read_from_prefix(bytes).map_err(truncated)?;
@@ -238,6 +239,22 @@ impl Checked {
         let total_len = HEADER_BYTES + body_len;
         expect_field("total_len", header.total_len.get(), total_len)?;
         Ok(Self { header, codec, dtype, raw_bytes, grid, total_len })
+    }
+
+    pub(crate) const fn generation(&self) -> u32 {
+        self.header.generation.get()
+    }
+
+    pub(crate) const fn rows(&self) -> u32 {
+        self.header.rows.get()
+    }
+
+    pub(crate) const fn columns(&self) -> u32 {
+        self.header.columns.get()
+    }
+
+    pub(crate) fn access(&self) -> Option<Access> {
+        self.header.access()
     }
 }
 

@@ -6,7 +6,7 @@
 use tierpack_shm::types::{Access, CodecId, index};
 
 use crate::bits::read_word;
-use crate::block::Block;
+use crate::block::Checked;
 use crate::cpu::{Backend, Level};
 use crate::cut::{Grid, RECORD_ELEMS, Runs, StrideRules, bytes_of};
 use crate::error::{Error, Result};
@@ -95,9 +95,9 @@ pub(crate) struct Ibp {
     pub(crate) chunk_bytes: usize,
     /// Masks of the groups of a run, as many as there are before they repeat, and then those of one record, so
     /// that the groups of any record stand together.
-    groups: Box<[Group]>,
+    pub(crate) groups: Box<[Group]>,
     /// Groups before they repeat.
-    period: usize,
+    pub(crate) period: usize,
     deposits: Option<Box<Deposits>>,
     pub(crate) window: Window,
 }
@@ -220,9 +220,9 @@ impl Coder {
     }
 
     /// Whether this generation of this tensor may have encoded the block.
-    pub(crate) fn check_block(&self, block: &Block<'_>) -> Result<Grid> {
-        let codec = block.codec();
-        let Some(&grid) = block.grid() else {
+    pub(crate) fn check_block(&self, block: &Checked) -> Result<Grid> {
+        let codec = block.codec;
+        let Some(grid) = block.grid else {
             return Err(Error::NoMetadata { codec, generation: block.generation() });
         };
         if codec != self.codec || block.generation() != self.generation {
@@ -232,11 +232,11 @@ impl Coder {
             let found = u32::try_from(found).unwrap_or(u32::MAX);
             if u64::from(found) == expected { Ok(()) } else { Err(Error::Field { field, found, expected }) }
         };
-        field("dtype", block.dtype() as u64, self.geometry.dtype() as u64)?;
+        field("dtype", block.dtype as u64, self.geometry.dtype() as u64)?;
         let access = block.access().map_or(0, |access| access as u64);
         field("access", access, self.geometry.access() as u64)?;
         let expected =
-            Grid::new(grid.runs, block.dtype(), self.record_stride, self.stride_of(grid.runs.tail_elems));
+            Grid::new(grid.runs, block.dtype, self.record_stride, self.stride_of(grid.runs.tail_elems));
         field("record_stride", grid.record_stride, expected.record_stride)?;
         field("tail_stride", grid.tail_stride, expected.tail_stride)?;
         Ok(grid)

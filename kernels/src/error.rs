@@ -246,6 +246,29 @@ pub enum Error {
         /// CRC32C of the bytes.
         computed: u32,
     },
+    /// An address that a kernel is given is not aligned.
+    #[error("address {address:#x} of {of} is not a multiple of 16")]
+    Address {
+        /// What stands there.
+        of: &'static str,
+        /// The address.
+        address: u64,
+    },
+    /// An overlay is not one of the block that it is for.
+    #[error(
+        "overlay has {n_rows} rows of {row_bytes} bytes from byte {rows_at} on, the block has {raw_len} raw bytes: \
+         one of them is damaged"
+    )]
+    Overlay {
+        /// Rows of the overlay.
+        n_rows: u64,
+        /// Bytes of each.
+        row_bytes: u64,
+        /// Where the first starts.
+        rows_at: u64,
+        /// Raw bytes of the block.
+        raw_len: u64,
+    },
     /// A fit was asked for without a block to fit.
     #[error("no sample: a fit needs at least one block of the tensor")]
     NoSample,

@@ -215,7 +215,7 @@ pub(crate) struct Source<'a> {
 impl<'a> Source<'a> {
     /// All of a parsed block that this coder may decode.
     pub(crate) fn of_block(coder: &'a Coder, block: &Block<'a>) -> Result<Self> {
-        let grid = coder.check_block(block)?;
+        let grid = coder.check_block(block.checked())?;
         Ok(Self::new(coder, grid, &block.bytes()[index(HEADER_BYTES)..]))
     }
 

@@ -1,5 +1,9 @@
 //! The codecs on a GPU: what the kernels in `kernels/cuda` are given, and what runs them.
 //!
-//! `abi` holds the structs of `kernels/cuda/shared.h`.
+//! `abi` holds the structs of `kernels/cuda/shared.h`, `form` the metadata as the kernels read them, and `launch`
+//! makes jobs of checked blocks and plans the launches.
+//! None of them needs a driver.
 
 pub mod abi;
+pub mod form;
+pub mod launch;
