@@ -30,14 +30,6 @@ use crate::cuda::launch::Launch;
 const STATUS_BYTES: u64 = 64;
 /// The least that a run has room for.
 const MIN_BYTES: u64 = 64 << 10;
-/// Threads of a thread block of `overlay_rows`.
-const OVERLAY_THREADS: u32 = 128;
-/// The most thread blocks of one launch of `overlay_rows`; they go on to further jobs.
-const OVERLAY_BLOCKS: usize = 4096;
-
-/// The kernel that writes the rows of overlays.
-const OVERLAY_KERNEL: &str = "overlay_rows";
-
 /// What a run does.
 #[derive(Debug, Default)]
 pub struct Work {
@@ -47,8 +39,8 @@ pub struct Work {
     pub launches: Vec<Launch>,
     /// Overlays to write over them.
     pub overlays: Vec<OverlayJob>,
-    /// Ranges of `overlays` that may be written together, in their order.
-    pub levels: Vec<Range<usize>>,
+    /// The launches that write them, one behind the other; their ranges are of `overlays`.
+    pub overlay_launches: Vec<Launch>,
 }
 
 /// Room for the jobs of a read, and the event behind it.
@@ -127,18 +119,16 @@ impl Run {
         let copied = unsafe { (api.memcpy_htod_async)(device, host.cast_const(), len, stream.handle()) };
         api.check("cuMemcpyHtoDAsync_v2", copied)?;
         for launch in &work.launches {
-            let size = Size { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes };
             let jobs = device + jobs_at + launch.jobs.start as u64 * size_of::<BlockJob>() as u64;
             let numbers = (length(&launch.jobs), Some(launch.warp_bytes));
             // SAFETY: decode kernels have these parameters (kernels/cuda/decode.cu); the caller promises the jobs.
-            unsafe { kernels.launch(launch.kernel, size, [jobs, device], numbers, stream) }?;
+            unsafe { kernels.launch(launch.kernel, size(launch), [jobs, device], numbers, stream) }?;
         }
-        for level in &work.levels {
-            let blocks = u32::try_from(level.len().min(OVERLAY_BLOCKS)).unwrap_or(1);
-            let size = Size { grid: [blocks, 1, 1], block: [OVERLAY_THREADS, 1, 1], shared_bytes: 0 };
-            let jobs = device + overlays_at + level.start as u64 * size_of::<OverlayJob>() as u64;
+        for launch in &work.overlay_launches {
+            let jobs = device + overlays_at + launch.jobs.start as u64 * size_of::<OverlayJob>() as u64;
+            let numbers = (length(&launch.jobs), None);
             // SAFETY: `overlay_rows` has these parameters; the caller promises the jobs.
-            unsafe { kernels.launch(OVERLAY_KERNEL, size, [jobs, device], (length(level), None), stream) }?;
+            unsafe { kernels.launch(launch.kernel, size(launch), [jobs, device], numbers, stream) }?;
         }
         let status: *mut c_void = host;
         // SAFETY: as the copy above; nobody reads the host's status before the event has fired.
@@ -150,6 +140,10 @@ impl Run {
 
 fn needed(work: &Work) -> u64 {
     STATUS_BYTES + size_of_val(&*work.blocks) as u64 + size_of_val(&*work.overlays) as u64
+}
+
+fn size(launch: &Launch) -> Size {
+    Size { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes }
 }
 
 fn put(target: &mut [u8], at: u64, bytes: &[u8]) {

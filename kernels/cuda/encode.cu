@@ -1,0 +1,2 @@
+// encode
+#include "shared.h"

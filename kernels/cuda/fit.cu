@@ -1,0 +1,2 @@
+// fit
+#include "shared.h"
