@@ -1,33 +1,75 @@
-//! Compiles the cusim runtime and the kernels. CUSIM_SAN = "" | "address" | "thread".
+//! Compiles the runtime, and the kernels as C++: every `.cu` file of `kernels/cuda`, and the rules' own.
+//!
+//! `CUSIM_SAN=address|thread` builds for a sanitizer; see `sanitize.sh`.
+//! `CUSIM_UCONTEXT=1` takes the stack switch of machines other than x86-64.
+
+use std::path::{Path, PathBuf};
+
+const RUNTIME: &str = "src/runtime";
+const RULES: &str = "src/kernels";
+const KERNELS: &str = "../../kernels/cuda";
+
 fn main() {
-    let (sim, kern) = ("src/runtime", "../../kernels/cuda");
-    let san = std::env::var("CUSIM_SAN").unwrap_or_default();
-    println!("cargo:rerun-if-env-changed=CUSIM_SAN");
-    let base = || {
-        let mut b = cc::Build::new();
-        b.cpp(true).std("c++17").opt_level(2).debug(true).include(sim).include(kern).warnings(false);
-        // Kernels register themselves in static initializers: without whole-archive the linker drops them.
-        b.link_lib_modifier("+whole-archive");
-        b
-    };
-    let (mut rt, mut kernels) = (base(), base());
-    match san.as_str() {
-        "address" => {
-            for b in [&mut rt, &mut kernels] {
-                b.flag("-fsanitize=address").flag("-fno-omit-frame-pointer");
-            }
-            println!("cargo:rustc-link-arg=-lasan"); // for this crate's own tests
+    for variable in ["CUSIM_SAN", "CUSIM_UCONTEXT", "CUSIM_KERNELS"] {
+        println!("cargo:rerun-if-env-changed={variable}");
+    }
+    // A copy of the kernels with a planted fault: see `mutants.sh`.
+    let kernels = PathBuf::from(std::env::var("CUSIM_KERNELS").unwrap_or_else(|_| KERNELS.to_owned()));
+    for folder in [Path::new(RUNTIME), Path::new(RULES), &kernels] {
+        println!("cargo:rerun-if-changed={}", folder.display());
+    }
+    // Which tests there are depends on who looks for faults.
+    println!("cargo:rustc-check-cfg=cfg(sanitizer, values(none(), \"address\", \"thread\"))");
+    let (mut runtime, mut device) = (cpp(&kernels), cpp(&kernels));
+    device.define("CUSIM", None).flag("-x").flag("c++");
+    // All decode kernels take the same parameters, whether they need them or not.
+    device.flag("-Wno-unused-parameter");
+    if std::env::var_os("CUSIM_UCONTEXT").is_some() {
+        runtime.define("CUSIM_UCONTEXT", None);
+    }
+    match std::env::var("CUSIM_SAN").as_deref() {
+        Ok("address") => {
+            runtime.flag("-fsanitize=address").flag("-fno-omit-frame-pointer");
+            device.flag("-fsanitize=address,undefined").flag("-fno-omit-frame-pointer");
+            device.flag("-fno-sanitize-recover=undefined");
         }
-        "thread" => {
-            rt.define("CUSIM_TSAN", None); // the runtime is never instrumented
-            kernels.flag("-fsanitize=thread");
-            println!("cargo:rustc-link-arg=-ltsan");
+        Ok("thread") => {
+            runtime.define("CUSIM_TSAN", None); // the runtime is never instrumented
+            device.flag("-fsanitize=thread");
         }
         _ => {}
     }
-    rt.file(format!("{sim}/cusim.cpp")).compile("cusim_rt");
-    kernels.file(format!("{sim}/kernels.cpp")).compile("cusim_kernels");
-    for d in [sim, kern] {
-        println!("cargo:rerun-if-changed={d}");
+    runtime.files(sources(Path::new(RUNTIME), "cpp")).compile("cusim_runtime");
+    let sources = [sources(&kernels, "cu"), sources(Path::new(RULES), "cu")].concat();
+    device.files(sources).compile("cusim_kernels");
+    // After the libraries that need them; every program that links this crate gets them.
+    match std::env::var("CUSIM_SAN").as_deref() {
+        Ok("address") => {
+            println!("cargo:rustc-link-lib=asan\ncargo:rustc-link-lib=ubsan");
+            println!("cargo:rustc-cfg=sanitizer\ncargo:rustc-cfg=sanitizer=\"address\"");
+        }
+        Ok("thread") => {
+            println!("cargo:rustc-link-lib=tsan");
+            println!("cargo:rustc-cfg=sanitizer\ncargo:rustc-cfg=sanitizer=\"thread\"");
+        }
+        _ => {}
     }
+}
+
+fn cpp(kernels: &Path) -> cc::Build {
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").opt_level(2).debug(true).extra_warnings(true);
+    build.include(RUNTIME).include(kernels);
+    // Kernels register themselves in static initializers: without whole-archive the linker drops them.
+    build.link_lib_modifier("+whole-archive");
+    build
+}
+
+/// The files in `folder` with that ending, sorted.
+fn sources(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("the folder of sources can be read");
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut found: Vec<_> = paths.filter(|path| path.extension().is_some_and(|end| end == ending)).collect();
+    found.sort();
+    found
 }

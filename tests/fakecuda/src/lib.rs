@@ -11,9 +11,9 @@
 //! - FAKE_CUDA_PROTECT=0           the host may touch the device heap (faster)
 //! - FAKE_CUDA_LEAKS=1             report live allocations when the context is released
 #![allow(non_snake_case, unused_variables, clippy::missing_safety_doc, clippy::too_many_arguments)]
-use cusim::{Opts, cusim_find, cusim_kernel_params, cusim_launch};
+use cusim::{Error, Kernel, Opts, Shape};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -48,16 +48,8 @@ const ERRS: &[(R, &str, &str)] = &[
     (500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"),
     (600, "CUDA_ERROR_NOT_READY", "device not ready"),
     (700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"),
-    (
-        712,
-        "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
-        "part or all of the requested memory range is already mapped",
-    ),
-    (
-        713,
-        "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
-        "pointer does not correspond to a registered memory region",
-    ),
+    (712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped"),
+    (713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"),
     (719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"),
     (801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"),
     (901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"),
@@ -99,7 +91,7 @@ struct Reg {
 }
 struct Func {
     name: String,
-    k: usize,
+    k: Kernel,
     sizes: Vec<u32>,
     max_dyn: u32,
 }
@@ -261,8 +253,7 @@ impl S {
             }
         }
         self.regs.iter().any(|(h, r)| {
-            (p >= *h && p + n as u64 <= h + r.size as u64)
-                || (p >= r.dev && p + n as u64 <= r.dev + r.size as u64)
+            (p >= *h && p + n as u64 <= h + r.size as u64) || (p >= r.dev && p + n as u64 <= r.dev + r.size as u64)
         })
     }
     fn pinned(&self, p: u64, n: usize) -> bool {
@@ -326,18 +317,15 @@ impl S {
                 f(data as _);
             }
             Op::Launch { f, grid, block, shm, mut args } => {
-                let mut ptrs: Vec<*mut c_void> = args.iter_mut().map(|a| a.as_mut_ptr() as _).collect();
                 let k = self.funcs[&f].k;
                 let o = Opts::order(env("FAKE_CUDA_ORDER").and_then(|v| v.parse().ok()).unwrap_or(0), 1);
                 self.open();
-                let rc = unsafe {
-                    cusim_launch(k as _, grid.as_ptr(), block.as_ptr(), shm, ptrs.as_mut_ptr(), &o)
-                };
+                let shape = Shape { grid, block, shared_bytes: shm };
+                let ran = unsafe { k.launch(&shape, &mut args, o) };
                 self.close();
-                if rc != 0 {
-                    let m = cusim::last_error();
+                if let Err(m) = ran {
                     eprintln!("fakecuda: {m}");
-                    let r = if m.contains("illegal memory access") { ILLEGAL_ADDRESS } else { LAUNCH_FAILED };
+                    let r = if matches!(m, Error::Fault(_)) { ILLEGAL_ADDRESS } else { LAUNCH_FAILED };
                     self.sticky = r;
                     return r;
                 }
@@ -864,12 +852,9 @@ unsafe fn parse_image(img: *const u8) -> Result<Vec<(String, Vec<u32>)>, R> {
                     "u32" | "b32" | "f32" | "s32" => 4,
                     "u16" | "b16" => 2,
                     "u8" | "b8" | "s8" => 1,
-                    _ => l
-                        .rsplit('[')
-                        .next()
-                        .and_then(|x| x.split(']').next())
-                        .and_then(|x| x.parse().ok())
-                        .unwrap_or(0),
+                    _ => {
+                        l.rsplit('[').next().and_then(|x| x.split(']').next()).and_then(|x| x.parse().ok()).unwrap_or(0)
+                    }
                 }
             })
             .collect();
@@ -913,20 +898,17 @@ api!(cuModuleGetFunction(f: *mut usize, m: usize, name: *const c_char) true |s| 
     let n = CStr::from_ptr(name).to_string_lossy().into_owned();
     let Some(md) = s.mods.get(&m) else { return INVALID_HANDLE };
     let Some((_, ps)) = md.iter().find(|x| x.0 == n).cloned() else { return NOT_FOUND };
-    let k = cusim_find(name);
-    if k.is_null() {
+    let Ok(k) = Kernel::find(&n) else {
         eprintln!("fakecuda: kernel {n} is in the image, but has no CPU version (EXPORT_KERNEL?)");
         return NOT_FOUND;
-    }
-    let mut sp = std::ptr::null();
-    let np = cusim_kernel_params(k, &mut sp);
-    let sizes = std::slice::from_raw_parts(sp, np as usize).to_vec();
+    };
+    let sizes = k.params().to_vec();
     if !ps.is_empty() && ps != sizes {
         eprintln!("fakecuda: kernel {n}: parameters {ps:?} in the image, {sizes:?} in the CPU version: stale PTX?");
         return INVALID_IMAGE;
     }
     let i = s.id();
-    s.funcs.insert(i, Func { name: n, k: k as usize, sizes, max_dyn: 49152 });
+    s.funcs.insert(i, Func { name: n, k, sizes, max_dyn: 49152 });
     *f = i;
     OK
 });
@@ -1070,9 +1052,7 @@ pub unsafe extern "C" fn cuGetErrorName(e: R, p: *mut *const c_char) -> R {
 unsafe fn err(e: R, p: *mut *const c_char, which: u8) -> R {
     static T: OnceLock<Vec<(R, CString, CString)>> = OnceLock::new();
     match T
-        .get_or_init(|| {
-            ERRS.iter().map(|x| (x.0, CString::new(x.1).unwrap(), CString::new(x.2).unwrap())).collect()
-        })
+        .get_or_init(|| ERRS.iter().map(|x| (x.0, CString::new(x.1).unwrap(), CString::new(x.2).unwrap())).collect())
         .iter()
         .find(|x| x.0 == e)
     {
