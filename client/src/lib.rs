@@ -30,7 +30,7 @@
 //! assert_eq!(rows.as_bytes(), [8, 9, 10, 11, 0, 1, 2, 3]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod address;
 mod blocks;
@@ -40,6 +40,7 @@ mod chunk;
 mod client;
 mod deadline;
 mod decode;
+mod device;
 mod error;
 #[cfg(test)]
 mod fake_daemon;
@@ -65,6 +66,10 @@ mod wire;
 
 pub use builder::{ClientBuilder, DEFAULT_DEADLINE, DEFAULT_NAMESPACE};
 pub use client::Client;
+pub use device::{
+    ACCESS_VARIABLE, Access as DeviceAccessReport, AccessChoice, DEFAULT_STAGING_BYTES, DeviceGet,
+    DeviceTensor, Gpu, GpuConfig, Prefetch,
+};
 pub use error::{Error, Result, Tried};
 pub use handle::Handle;
 pub use namespaces::Tensors;
@@ -74,7 +79,9 @@ pub use row_id::RowId;
 pub use tensor::{Element, Tensor};
 pub use view::View;
 
+pub use tierpack_kernels::cuda::driver::GpuError;
 pub use tierpack_shm::message::{Drift, Entry, NamespaceChange, NamespaceEntry, RefitMode, RefitState};
+pub use tierpack_shm::page::DeviceAccess;
 pub use tierpack_shm::stats::Stats;
 pub use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype, Prefer};
 
@@ -86,4 +93,7 @@ const _: () = {
     is_send_and_sync::<Tensor>();
     is_send_and_sync::<View>();
     is_send_and_sync::<Error>();
+    is_send_and_sync::<Gpu>();
+    is_send_and_sync::<DeviceTensor>();
+    is_send_and_sync::<Prefetch>();
 };

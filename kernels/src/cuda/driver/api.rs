@@ -190,7 +190,8 @@ impl Api {
 fn check_version(library: &Source) -> Result<(), GpuError> {
     let symbols = library.symbols();
     // SAFETY: the type is that of cuda.h.
-    let get_version: unsafe extern "C" fn(*mut c_int) -> c_uint = unsafe { find(symbols, "cuDriverGetVersion") }?;
+    let get_version: unsafe extern "C" fn(*mut c_int) -> c_uint =
+        unsafe { find(symbols, "cuDriverGetVersion") }?;
     let mut found = 0;
     // SAFETY: `found` is written; the function needs no initialization.
     let code = unsafe { get_version(&raw mut found) };

@@ -103,7 +103,9 @@ pub enum GpuError {
         total: u64,
     },
     /// A stream is being captured into a graph.
-    #[error("{call}: a stream is being captured, and this cannot be part of a graph: read before or after the capture")]
+    #[error(
+        "{call}: a stream is being captured, and this cannot be part of a graph: read before or after the capture"
+    )]
     Capturing {
         /// What was to be done.
         call: &'static str,

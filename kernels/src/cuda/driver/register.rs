@@ -47,7 +47,9 @@ impl Registration {
             return Err(none("the GPU cannot register memory of the process (attribute 99 is 0)"));
         }
         if !device.facts().registers_read_only {
-            return Err(none("the GPU cannot register memory that a process may only read (attribute 113 is 0)"));
+            return Err(none(
+                "the GPU cannot register memory that a process may only read (attribute 113 is 0)",
+            ));
         }
         if len > MAX_BYTES {
             return Err(none("more than 64 GiB in one piece"));

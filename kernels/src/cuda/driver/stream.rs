@@ -127,6 +127,11 @@ impl Event {
         Ok(Self { device: Arc::clone(device), handle })
     }
 
+    /// The device that it is of.
+    pub const fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// Records it behind everything on `stream`.
     ///
     /// # Errors
