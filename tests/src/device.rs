@@ -46,8 +46,8 @@ pub fn in_child(name: &str, settings: &[Settings<'_>]) -> bool {
             continue;
         }
         let (succeeded, text) = child(name, setting);
-        assert!(succeeded, "{name} with {setting:?}:\n{text}");
-        print!("{text}");
+        let is_clean = succeeded && !text.contains("fakecuda: ");
+        assert!(is_clean, "{name} with {setting:?}:\n{text}");
     }
     false
 }
@@ -62,12 +62,44 @@ pub fn child(name: &str, setting: Settings<'_>) -> (bool, String) {
     if std::env::var_os(DRIVER).is_none() {
         command.env(DRIVER, stand_in());
     }
-    // The device heap of the stand-in stays accessible: protecting it costs a system call per operation.
     let defaults = [("FAKE_CUDA_LEAKS", "1")];
     let output = command.env(CHILD, "1").envs(defaults).envs(setting.iter().copied()).output();
     let output = output.expect("run this program");
     let text = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The calls that a child has made of the stand-in.
+#[derive(Debug)]
+pub struct Trace(tempfile::NamedTempFile);
+
+impl Trace {
+    /// A trace for a child, whose `FAKE_CUDA_TRACE` is its path.
+    ///
+    /// # Panics
+    /// When there is no room for a file.
+    #[expect(clippy::new_without_default, reason = "it makes a file")]
+    pub fn new() -> Self {
+        Self(tempfile::NamedTempFile::new().expect("a temporary file"))
+    }
+
+    /// Its file.
+    ///
+    /// # Panics
+    /// When the temporary folder's name is no text.
+    pub fn path(&self) -> &str {
+        self.0.path().to_str().expect("a path of a test")
+    }
+
+    /// In a child: how often it has called this function so far.
+    ///
+    /// # Panics
+    /// When the child was started without a trace.
+    pub fn count(call: &str) -> usize {
+        let path = std::env::var_os("FAKE_CUDA_TRACE").expect("a child with a trace");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().filter(|line| line.split(' ').next() == Some(call)).count()
+    }
 }
 
 /// Late and at once, with the GPU's lanes in each order.
