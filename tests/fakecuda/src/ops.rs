@@ -20,10 +20,12 @@ pub(crate) enum Op {
         shape: Shape,
         args: Vec<Vec<u8>>,
     },
+    /// `pageable`: one side is memory of the host that the device knows nothing of.
     Copy {
         to: u64,
         from: u64,
         len: usize,
+        pageable: bool,
     },
     /// Bytes that were read within the call.
     Bytes {

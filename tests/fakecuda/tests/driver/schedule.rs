@@ -46,6 +46,7 @@ fn pageable_memory_is_read_within_the_call() {
         ok!(cuMemcpyHtoDAsync_v2(at, source.as_ptr().cast(), 4, stream));
         source[0] = 9;
         ok!(cuStreamSynchronize(stream));
+        assert_eq!(source, [9]);
         assert_eq!(words(at, 1), [7]);
     });
 }
