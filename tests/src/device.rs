@@ -46,7 +46,8 @@ pub fn in_child(name: &str, settings: &[Settings<'_>]) -> bool {
             continue;
         }
         let (succeeded, text) = child(name, setting);
-        let is_clean = succeeded && !text.contains("fakecuda: ");
+        // A name that no test has would pass as well.
+        let is_clean = succeeded && text.contains("1 passed") && !text.contains("fakecuda: ");
         assert!(is_clean, "{name} with {setting:?}:\n{text}");
     }
     false
@@ -103,11 +104,8 @@ impl Trace {
 }
 
 /// Late and at once, with the GPU's lanes in each order.
-pub const MODES: &[Settings<'static>] = &[
-    &[],
-    &[("FAKE_CUDA_MODE", "sync"), ("FAKE_CUDA_ORDER", "1")],
-    &[("FAKE_CUDA_ORDER", "2")],
-];
+pub const MODES: &[Settings<'static>] =
+    &[&[], &[("FAKE_CUDA_MODE", "sync"), ("FAKE_CUDA_ORDER", "1")], &[("FAKE_CUDA_ORDER", "2")]];
 
 /// Every way in which a GPU may read the pool.
 pub const ACCESSES: &[Settings<'static>] = &[
