@@ -32,12 +32,17 @@ pub fn is_real() -> bool {
     std::env::var_os(DRIVER).is_some_and(|driver| driver == "system")
 }
 
+/// Whether this process is a child of [`in_child`] or [`child`].
+pub fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
 /// Runs the test `name` once per setting, each in a child; `true` in such a child, which then does the work.
 ///
 /// # Panics
 /// When a child fails; what it wrote is in the message.
 pub fn in_child(name: &str, settings: &[Settings<'_>]) -> bool {
-    if std::env::var_os(CHILD).is_some() {
+    if is_child() {
         return true;
     }
     for setting in settings {
