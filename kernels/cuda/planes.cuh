@@ -15,7 +15,8 @@
 // W: bytes of a word. S: bits of a code, 4, 3 or 2.
 template <int W, int S>
 struct PlanesCodec {
-  const PlanesForm* form;
+  PlanesForm form;  // a copy: stores of raw bytes would make the compiler read it again
+  uint64_t address;  // of the form
   uint32_t elem_bits;
 
   enum : int {
@@ -26,9 +27,9 @@ struct PlanesCodec {
   };
 
   DEV_MEMBER uint32_t code_bits(uint32_t m) const { return S == 4 ? (m + 1) / 2 * 8 : S * m; }
-  DEV_MEMBER uint32_t group_bits(uint32_t m) const { return code_bits(m) + form->bit_planes * m; }
+  DEV_MEMBER uint32_t group_bits(uint32_t m) const { return code_bits(m) + form.bit_planes * m; }
   DEV_MEMBER uint32_t fixed_bits(uint32_t n) const {
-    return 8 * n * form->byte_planes + n / 64 * group_bits(64) + group_bits(n % 64);
+    return 8 * n * form.byte_planes + n / 64 * group_bits(64) + group_bits(n % 64);
   }
 
   DEV_MEMBER Spot spot(const Record& record, uint32_t first) const {
@@ -38,7 +39,7 @@ struct PlanesCodec {
     s.group = first / 64;
     s.in_group = first % 64;
     s.m = s.n ? least(record.n_elems - 64 * s.group, 64) : 0;
-    s.at = 8 * record.n_elems * form->byte_planes + s.group * group_bits(64);
+    s.at = 8 * record.n_elems * form.byte_planes + s.group * group_bits(64);
     return s;
   }
 
@@ -48,18 +49,18 @@ struct PlanesCodec {
     UNROLL
     for (int v = 0; v < V; v++) part[v] = 0;
     const uint32_t at = s.at + code_bits(s.m) + s.in_group;
-    for (uint32_t p = 0; p < form->bit_planes; p++) {
+    for (uint32_t p = 0; p < form.bit_planes; p++) {
       const uint32_t bits = bits32(body.front, at + p * s.m);
       UNROLL
       for (int v = 0; v < V; v++) part[v] |= bits_to_bytes(bits >> (4 * v)) << p;
     }
     UNROLL
     for (int p = 0; p < 8; p++) {
-      const bool whole = p < MAX_BYTE_PLANES && (uint32_t)p < form->byte_planes;
+      const bool whole = p < MAX_BYTE_PLANES && (uint32_t)p < form.byte_planes;
       if (whole) load_bytes(body.front, p * record.n_elems + s.first, bytes[p]);
       UNROLL
       for (int v = 0; v < V; v++) {
-        if (!whole) bytes[p][v] = p <= MAX_BYTE_PLANES && (uint32_t)p == form->byte_planes ? part[v] : 0;
+        if (!whole) bytes[p][v] = p <= MAX_BYTE_PLANES && (uint32_t)p == form.byte_planes ? part[v] : 0;
       }
     }
   }
@@ -70,11 +71,11 @@ struct PlanesCodec {
     UNROLL
     for (int v = 0; v < V; v++) {
       const uint32_t four = codes[v / 2] >> (16 * (v & 1)) & 0xffff;
-      low[v] = look_up(form->low, four);
-      high[v] = W == 8 ? look_up(form->high, four) : 0;
+      low[v] = look_up(form.low, four);
+      high[v] = W == 8 ? look_up(form.high, four) : 0;
     }
-    if (form->columns == 0) return;
-    const unsigned char* bases = (const unsigned char*)form + form->bases_at;
+    if (form.columns == 0) return;
+    const unsigned char* bases = (const unsigned char*)(address + form.bases_at);
     if (W == 8) {
       const uint16_t* base = (const uint16_t*)bases + base_at + s.first;
       const uint32_t a = (low[0] & 255) + (high[0] & 255) * 256 + base[0];
@@ -85,21 +86,21 @@ struct PlanesCodec {
     }
     uint32_t added[V];
     load_global_bytes(bases + base_at + s.first, added);
-    const uint32_t mask = low32(form->exponent_bits) * 0x01010101u;
+    const uint32_t mask = low32(form.exponent_bits) * 0x01010101u;
     UNROLL
     for (int v = 0; v < V; v++) low[v] = add_bytes(low[v], added[v]) & mask;
   }
 
   // The words of a lane's elements, of their exponents and kept bits.
   DEV_MEMBER uint4 words(const uint32_t (&low)[V], const uint32_t (&high)[V], const uint32_t (&bytes)[8][V]) const {
-    const uint32_t n = form->dropped_bits, first = form->dropped_first, value = (uint32_t)form->dropped_value;
+    const uint32_t n = form.dropped_bits, first = form.dropped_first, value = (uint32_t)form.dropped_value;
     uint32_t w[4];
     if (W == 1) {
       const uint32_t below = low32(first) * 0x01010101u, all = value * 0x01010101u;
       UNROLL
       for (int v = 0; v < V; v++) {
         const uint32_t grown = (bytes[0][v] & below) | all | (bytes[0][v] & ~below) << n;
-        w[v] = rotate_bytes(low[v] << (8 - form->exponent_bits) | grown);
+        w[v] = rotate_bytes(low[v] << (8 - form.exponent_bits) | grown);
       }
     } else if (W == 2) {
       const uint32_t below = low32(first) * 0x00010001u, all = value * 0x00010001u;
@@ -109,7 +110,7 @@ struct PlanesCodec {
         const uint32_t half = __byte_perm(bytes[0][v], bytes[1][v], select);
         const uint32_t exponent = __byte_perm(low[v], 0, k & 1 ? 0x4342 : 0x4140);
         const uint32_t grown = (half & below) | all | (half & ~below) << n;
-        w[k] = rotate_halves(exponent << (16 - form->exponent_bits) | grown);
+        w[k] = rotate_halves(exponent << (16 - form.exponent_bits) | grown);
       }
     } else if (W == 4) {
       const uint32_t below = low32(first);
@@ -129,7 +130,7 @@ struct PlanesCodec {
         uint64_t kept = 0;
         UNROLL
         for (int p = 0; p < 7; p++) kept |= (uint64_t)(bytes[p][0] >> (8 * k) & 255) << (8 * p);
-        const uint64_t below = low64(first), grown = (kept & below) | form->dropped_value | (kept & ~below) << n;
+        const uint64_t below = low64(first), grown = (kept & below) | form.dropped_value | (kept & ~below) << n;
         const uint64_t exponent = (low[0] >> (8 * k) & 255) | (high[0] >> (8 * k) & 7) << 8;
         const uint64_t rotated = exponent << 53 | grown, word = rotated >> 1 | rotated << 63;
         w[2 * k] = (uint32_t)word, w[2 * k + 1] = (uint32_t)(word >> 32);
@@ -193,13 +194,13 @@ struct PlanesCodec {
     uint32_t escapes_at = fixed_bits(record.n_elems);
     Tiers<LANES> tiers;
     if (S == 2) {
-      escapes_at = tiers.find(team, body, record.n_elems, 8 * record.n_elems * form->byte_planes, group_bits(64),
+      escapes_at = tiers.find(team, body, record.n_elems, 8 * record.n_elems * form.byte_planes, group_bits(64),
                               escapes_at);
     }
-    const uint32_t base_at = form->columns ? record.first_elem % form->columns : 0;
+    const uint32_t base_at = form.columns ? record.first_elem % form.columns : 0;
     for (uint32_t start = 0; start < record.n_elems; start += E * LANES) {
       const Spot s = spot(record, start + E * team.lane);
-      uint32_t ranks[C], escaped[C], low[V], high[V], n_escaped = 0;
+      uint32_t ranks[C], escaped[C], low[V] = {}, high[V] = {}, n_escaped = 0;
       codes(team, body, s, tiers, ranks);
       UNROLL
       for (int c = 0; c < C; c++) {
@@ -210,8 +211,8 @@ struct PlanesCodec {
       uint32_t place = escapes_at;
       if (S != 4 && __any_sync(team.mask, n_escaped != 0)) {
         uint32_t total;
-        place += sum_before(team, n_escaped, &total) * form->exponent_bits;
-        escapes_at += total * form->exponent_bits;
+        place += sum_before(team, n_escaped, &total) * form.exponent_bits;
+        escapes_at += total * form.exponent_bits;
       }
       UNROLL
       for (int c = 0; c < C; c++) {
@@ -220,10 +221,10 @@ struct PlanesCodec {
           escaped[c] &= escaped[c] - 1;
           uint32_t exponent;
           if (S == 4) {
-            exponent = listed(job, record.block_elem + s.first + i, status) & low32(form->exponent_bits);
+            exponent = listed(job, record.block_elem + s.first + i, status) & low32(form.exponent_bits);
           } else {
-            exponent = (uint32_t)take(body, place, form->exponent_bits);
-            place += form->exponent_bits;
+            exponent = (uint32_t)take(body, place, form.exponent_bits);
+            place += form.exponent_bits;
           }
           put_byte(low, i, exponent & 255);
           if (W == 8) put_byte(high, i, exponent >> 8);

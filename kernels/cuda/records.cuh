@@ -163,29 +163,26 @@ DEV void decode_records(const Codec& codec, const BlockJob& job, unsigned char* 
 
   const uint32_t total = job.runs * job.records, share = (total + gridDim.y - 1) / gridDim.y;
   const uint32_t start = least(blockIdx.y * share, total), end = least(start + share, total);
-  uint32_t next = start + number, slot = 0, next_slot = 0;
-  for (uint32_t i = 1; i < places.n_stages; i++) {
-    if (next < end) {
-      fetch(team, job, record_at(job, places, next, codec.elem_bits), ring + next_slot * places.stage_bytes);
-    }
+  const uint32_t ahead = places.n_stages - 1;
+  for (uint32_t i = 0; i < ahead; i++) {
+    const uint32_t next = start + number + i * n_teams;
+    if (next < end) fetch(team, job, record_at(job, places, next, codec.elem_bits), ring + i * places.stage_bytes);
     cp_async_commit();
-    next += n_teams;
-    next_slot++;
   }
+  uint32_t slot = 0;
   for (uint32_t i = start + number; i < end; i += n_teams) {
+    const uint32_t next = i + ahead * n_teams, next_slot = slot == 0 ? ahead : slot - 1;
     if (next < end) {
       fetch(team, job, record_at(job, places, next, codec.elem_bits), ring + next_slot * places.stage_bytes);
     }
     cp_async_commit();
-    next += n_teams;
-    next_slot = next_slot + 1 == places.n_stages ? 0 : next_slot + 1;
     wait_for_stage(places.n_stages);
     __syncwarp(team.mask);
     Record record = record_at(job, places, i, codec.elem_bits);
     record.front = (const uint32_t*)(ring + slot * places.stage_bytes + (record.offset & 15));
     codec.decode(team, job, record, status);
     __syncwarp(team.mask);
-    slot = slot + 1 == places.n_stages ? 0 : slot + 1;
+    slot = slot == ahead ? 0 : slot + 1;
   }
 }
 

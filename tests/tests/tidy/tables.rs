@@ -16,8 +16,10 @@ pub(crate) const EDGES: &[(&str, &[&str], &[&str])] = &[
     // `kernels`: `bench codecs` measures them without a daemon.
     ("client/cli/Cargo.toml", &["client", "daemon", "kernels", "shm"], &[]),
     ("tests/Cargo.toml", &["cli", "client", "daemon", "kernels", "shm"], &["cusim", "fakecuda"]),
-    ("tests/cusim/Cargo.toml", &[], &[]),
-    ("tests/fakecuda/Cargo.toml", &["cusim"], &[]),
+    // Its conformance target has the sources of `tests/tests/conformance.rs`.
+    ("tests/cusim/Cargo.toml", &[], &["kernels", "shm"]),
+    // Its tests need itself built.
+    ("tests/fakecuda/Cargo.toml", &["cusim"], &["fakecuda"]),
     ("tests/fuzz/Cargo.toml", &["kernels", "shm"], &[]),
 ];
 
@@ -45,8 +47,14 @@ pub(crate) const ISLANDS: &[&str] = &[
     "shm/src/pool.rs",
     "shm/src/segment.rs",
     "shm/src/socket.rs",
+    "tests/cusim/src/ffi.rs",
     "tests/cusim/src/lib.rs",
-    "tests/fakecuda/src/lib.rs",
+    "tests/cusim/tests/simulator/harness.rs",
+    "tests/fakecuda/src/args.rs",
+    "tests/fakecuda/src/call.rs",
+    "tests/fakecuda/src/ops.rs",
+    "tests/fakecuda/src/raw.rs",
+    "tests/fakecuda/tests/driver/harness.rs",
     "tests/src/bin/test_client/fork.rs",
     "tests/tests/device_raw.rs",
 ];

@@ -1,0 +1,163 @@
+//! The kernels' source on the processor: cusim.
+#![expect(unsafe_code, reason = "a kernel is given addresses of memory that this file keeps")]
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use cusim::{Kernel, Opts, Order, Shape};
+use tierpack_kernels::cuda::abi::{BlockJob, OverlayJob, Status};
+use tierpack_kernels::cuda::form::device_form;
+use tierpack_kernels::cuda::launch::{
+    Launch, READ_UNIT, StoredBlock, StoredOverlay, block_job, decode_launches, overlay_job, overlay_launch,
+};
+use tierpack_shm::overlay::Overlay;
+use tierpack_shm::types::index;
+
+use crate::target::{Case, Fault, Target};
+
+/// The kernels on cusim, with lanes in one order.
+#[derive(Debug)]
+pub(crate) struct Simulated(pub(crate) Order);
+
+/// In all orders of lanes.
+pub(crate) fn simulated() -> Vec<Simulated> {
+    Order::ALL.into_iter().map(Simulated).collect()
+}
+
+/// Bytes before and after the output that no kernel may write.
+const MARGIN: usize = 64;
+const CANARY: u8 = 0x5C;
+
+/// Multiprocessors that launches are planned for: few, as thread blocks run one after the other.
+const N_MULTIPROCESSORS: u32 = 1;
+
+/// Memory whose address is a multiple of 64, as long as reads of a block may go and not longer.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Unit([u8; READ_UNIT as usize]);
+
+/// Memory of a stand-in device.
+struct Memory(Vec<Unit>);
+
+impl Memory {
+    /// A copy; the bytes up to the end of the last unit are noise.
+    fn new(bytes: &[u8]) -> Self {
+        let unit = |bytes: &[u8]| {
+            let mut unit = [0xC3; READ_UNIT as usize];
+            unit[..bytes.len()].copy_from_slice(bytes);
+            Unit(unit)
+        };
+        Self(bytes.chunks(index(READ_UNIT)).map(unit).collect())
+    }
+
+    fn address(&self) -> u64 {
+        self.0.as_ptr().expose_provenance() as u64
+    }
+}
+
+impl Target for Simulated {
+    fn name(&self) -> String {
+        format!("cusim, lanes {:?}", self.0)
+    }
+
+    fn decode(&self, case: &Case) -> Result<Vec<u8>, Fault> {
+        let mut status = Status::CLEAR;
+        let mut hasher = DefaultHasher::new();
+        case.name.hash(&mut hasher);
+        // Outputs of any alignment, half of them aligned.
+        let skew = [0, 0, 0, 0, 8, 4, 2, 1][index(hasher.finish() % 8)];
+        let raw_len = index(case.geometry.raw_bytes());
+        let mut out = vec![CANARY; MARGIN + raw_len + 2 * MARGIN];
+        // The first multiple of 16 after the margin, and the skew.
+        let start = MARGIN + (16 - (out.as_ptr().addr() + MARGIN) % 16) % 16 + skew;
+        let base = out.as_mut_ptr().expose_provenance() as u64 + start as u64;
+
+        let form = case.coder.as_ref().map(device_form).map(|form| Memory::new(&form));
+        let sources: Vec<Memory> = case.blocks.iter().map(|bytes| Memory::new(bytes)).collect();
+        let mut jobs = Vec::new();
+        for ((block_idx, bytes), source) in (0..).zip(&case.blocks).zip(&sources) {
+            let block = StoredBlock {
+                block_idx,
+                header: &bytes[..64],
+                src: source.address(),
+                form: form.as_ref().map_or(0, Memory::address),
+                out: base + case.geometry.block(block_idx).byte_offset,
+                number: u32::try_from(block_idx).expect("few blocks"),
+            };
+            jobs.push(block_job(case.coder.as_ref(), &case.geometry, &block).map_err(|_| Fault::Header)?);
+        }
+        let launches = decode_launches(&mut jobs, N_MULTIPROCESSORS);
+        let jobs: Vec<BlockJob> = jobs.into_iter().map(|(_, job)| job).collect();
+        for launch in &launches {
+            let parameters = [vec_of(launch.warp_bytes)];
+            self.run(
+                launch,
+                jobs[launch.jobs.clone()].as_ptr().expose_provenance(),
+                &parameters,
+                &mut status,
+            );
+        }
+        self.overlay(case, base, &mut status)?;
+        assert!(out[..start].iter().all(|&byte| byte == CANARY), "{}: a write before the output", case.name);
+        let end = start + raw_len;
+        assert!(out[end..].iter().all(|&byte| byte == CANARY), "{}: a write after the output", case.name);
+        match status {
+            Status::CLEAR => Ok(out[start..end].to_vec()),
+            status => Err(fault(case, status)),
+        }
+    }
+}
+
+impl Simulated {
+    fn overlay(&self, case: &Case, base: u64, status: &mut Status) -> Result<(), Fault> {
+        for level in &case.overlays {
+            let sources: Vec<Memory> = level.iter().map(|(_, bytes)| Memory::new(bytes)).collect();
+            let mut jobs: Vec<OverlayJob> = Vec::new();
+            for ((block_idx, bytes), source) in level.iter().zip(&sources) {
+                let shape = case.geometry.block(*block_idx);
+                let overlay = Overlay::parse(bytes).map_err(|_| Fault::Header)?;
+                let job = overlay_job(&StoredOverlay {
+                    n_rows: overlay.n_rows(),
+                    row_bytes: overlay.row_bytes(),
+                    rows_at: (64 + 4 * overlay.n_rows()).next_multiple_of(64),
+                    raw_len: shape.raw_bytes,
+                    src: source.address(),
+                    out: base + shape.byte_offset,
+                    number: u32::try_from(*block_idx).expect("few blocks"),
+                });
+                jobs.push(job.map_err(|_| Fault::Header)?);
+            }
+            let launch = overlay_launch(0..jobs.len());
+            self.run(&launch, jobs.as_ptr().expose_provenance(), &[], status);
+        }
+        Ok(())
+    }
+
+    /// Runs a launch whose jobs stand at an address.
+    fn run(&self, launch: &Launch, jobs: usize, parameters: &[Vec<u8>], status: &mut Status) {
+        let kernel = Kernel::find(launch.kernel).expect("a kernel of module decode");
+        let n_jobs = u32::try_from(launch.jobs.len()).expect("few jobs");
+        let status = (&raw mut *status).expose_provenance();
+        let mut args = vec![vec_of(jobs as u64), vec_of(n_jobs)];
+        args.extend_from_slice(parameters);
+        args.push(vec_of(status as u64));
+        let shape = Shape { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes };
+        // SAFETY: the parameters are those of the kernel; jobs, blocks, metadata, output and status live until it
+        // has run, as the caller keeps them, and the kernel stays within them by its contract, which the tests check.
+        let run = unsafe { kernel.launch(&shape, &mut args, Opts::new(self.0)) };
+        run.expect("a kernel that follows the rules");
+    }
+}
+
+fn vec_of<T: Into<u64> + Copy>(value: T) -> Vec<u8> {
+    value.into().to_le_bytes()[..size_of::<T>()].to_vec()
+}
+
+/// The fault of the first flag; the number is that of a block.
+fn fault(case: &Case, status: Status) -> Fault {
+    assert!(u64::from(status.first) < case.geometry.n_blocks(), "{}: {status:?}", case.name);
+    match status.flags {
+        flags if flags & Status::OVERFLOW != 0 => Fault::Overflow,
+        flags if flags & Status::NO_ESCAPE != 0 => Fault::NoEscape,
+        _ => Fault::Overlay,
+    }
+}
