@@ -12,7 +12,7 @@
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::env;
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::sync::OnceLock;
 
 use cudarc::driver::sys;
@@ -119,16 +119,17 @@ impl Source {
         }
     }
 
-    fn open() -> Result<Self, GpuError> {
-        match env::var_os(DRIVER_VARIABLE).filter(|path| path != "system") {
-            Some(path) => Self::open_file(path),
+    fn open(without_variable: Option<&OsStr>) -> Result<Self, GpuError> {
+        let path = env::var_os(DRIVER_VARIABLE).or_else(|| without_variable.map(OsStr::to_owned));
+        match path.filter(|path| path != "system") {
+            Some(path) => Self::open_file(&path),
             None => Self::open_system(),
         }
     }
 
-    fn open_file(path: OsString) -> Result<Self, GpuError> {
-        // SAFETY: whoever sets the variable vouches for the library, as with the loader's own variables.
-        let opened = unsafe { Library::new(&path) };
+    fn open_file(path: &OsStr) -> Result<Self, GpuError> {
+        // SAFETY: whoever names the library vouches for it, as with the loader's own variables.
+        let opened = unsafe { Library::new(path) };
         opened.map(Self::File).map_err(|cause| GpuError::NoDriver {
             cause: format!("load {} of {DRIVER_VARIABLE}: {cause}", path.display()),
         })
@@ -157,12 +158,14 @@ unsafe fn find<T: Copy>(library: &Library, symbol: &'static str) -> Result<T, Gp
 
 impl Api {
     /// The functions; the driver is loaded and its version checked at the first call that succeeds.
-    pub(super) fn get() -> Result<&'static Self, GpuError> {
+    ///
+    /// `library` is what [`DRIVER_VARIABLE`] says where it says nothing.
+    pub(super) fn get(library: Option<&OsStr>) -> Result<&'static Self, GpuError> {
         static API: OnceLock<Api> = OnceLock::new();
         if let Some(api) = API.get() {
             return Ok(api);
         }
-        let library = Source::open()?;
+        let library = Source::open(library)?;
         check_version(&library)?;
         let api = Self::resolve(library)?;
         Ok(API.get_or_init(|| api))

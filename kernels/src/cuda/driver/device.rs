@@ -4,6 +4,7 @@
 
 use core::ffi::{CStr, c_uint};
 use core::marker::PhantomData;
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
@@ -62,7 +63,17 @@ impl Device {
     /// # Errors
     /// One variant of [`GpuError`] for each reason; never a panic.
     pub fn open(ordinal: usize) -> Result<Arc<Self>, GpuError> {
-        let api = Api::get()?;
+        Self::open_in(None, ordinal)
+    }
+
+    /// As [`Device::open`], with a driver library that is loaded where the environment names none.
+    ///
+    /// A process has one driver: the first that is loaded.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    pub fn open_in(library: Option<&OsStr>, ordinal: usize) -> Result<Arc<Self>, GpuError> {
+        let api = Api::get(library)?;
         let mut count = 0;
         // SAFETY: the count is written.
         api.check("cuDeviceGetCount", unsafe { (api.device_get_count)(&raw mut count) })?;
@@ -161,7 +172,7 @@ impl Device {
     /// For a thread that polls events: what it asks does not end a capture that another thread has begun.
     pub fn poll_beside_captures(&self) {
         let mut relaxed: c_uint = 2;
-        if let Some(exchange) = self.api.exchange_capture_mode {
+        if let (Some(exchange), Ok(_entered)) = (self.api.exchange_capture_mode, self.enter()) {
             // SAFETY: the mode is read, and the thread's last one written.
             let exchanged = unsafe { exchange(&raw mut relaxed) };
             // A driver that refuses leaves things as they were.
