@@ -47,18 +47,21 @@ pub fn in_child(name: &str, settings: &[Settings<'_>]) -> bool {
     }
     for setting in settings {
         if is_real() && setting.iter().any(|(variable, _)| variable.starts_with("FAKE_CUDA_")) {
-            #[expect(clippy::print_stdout, reason = "a skip is visible")]
-            {
-                println!("skipped: {setting:?} is for the stand-in, and the driver is the installed one");
-            }
+            say(&format!("skipped: {setting:?} is for the stand-in, and the driver is the installed one"));
             continue;
         }
         let (succeeded, text) = child(name, setting);
         // A name that no test has would pass as well.
         let is_clean = succeeded && text.contains("1 passed") && !text.contains("fakecuda: ");
         assert!(is_clean, "{name} with {setting:?}:\n{text}");
+        text.lines().filter(|line| line.contains("skipped: ")).for_each(say);
     }
     false
+}
+
+#[expect(clippy::print_stdout, reason = "a skip is visible")]
+fn say(line: &str) {
+    println!("{line}");
 }
 
 /// Runs the test `name` in a child; says whether it succeeded, and what it wrote.

@@ -42,8 +42,10 @@ fn update(handle: &Handle, round: u64) {
     handle.update(&rows, &values).expect("room for an update");
 }
 
+type Change = fn(&Client, &Handle);
+
 /// What happens to the tensor while its launch is pending.
-const CHANGES: &[(&str, fn(&Client, &Handle))] = &[
+const CHANGES: &[(&str, Change)] = &[
     ("removed", |client, _| client.remove("t").expect("it is there")),
     ("replaced", |client, _| drop(put_with(client, "t", CodecId::Raw, ROWS / 4, ROW_BYTES))),
     ("updated until it is folded", |_, handle| (0..12).for_each(|round| update(handle, round))),
