@@ -8,8 +8,9 @@
 #include "raw.cuh"
 #include "sparse.cuh"
 
-// Five thread blocks of 128 fit a multiprocessor: with fewer registers some would be spilled.
+// So many thread blocks of 128 fit a multiprocessor: with fewer registers some would be spilled.
 #define DECODE_BOUNDS __launch_bounds__(128, 5)
+#define DECODE_TIERS_BOUNDS __launch_bounds__(128, 4)
 
 KERNEL void DECODE_BOUNDS
     decode_raw(const BlockJob* __restrict__ jobs, uint32_t n_jobs, uint32_t warp_bytes, Status* status) {
@@ -57,7 +58,7 @@ KERNEL void DECODE_BOUNDS
   decode_planes<3>(jobs, n_jobs, shared, warp_bytes, status);
 }
 
-KERNEL void DECODE_BOUNDS
+KERNEL void DECODE_TIERS_BOUNDS
     decode_planes222(const BlockJob* __restrict__ jobs, uint32_t n_jobs, uint32_t warp_bytes, Status* status) {
   DYN_SHARED(shared);
   decode_planes<2>(jobs, n_jobs, shared, warp_bytes, status);

@@ -31,9 +31,8 @@ const CANARY: u8 = 0x5C;
 const N_MULTIPROCESSORS: u32 = 1;
 
 /// Memory whose address is a multiple of 64, as long as reads of a block may go and not longer.
-#[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Unit([u8; READ_UNIT as usize]);
+struct Unit(#[expect(dead_code, reason = "kernels read it")] [u8; READ_UNIT as usize]);
 
 /// Memory of a stand-in device.
 struct Memory(Vec<Unit>);

@@ -1,9 +1,11 @@
 //! Every case on every target.
 
+use tierpack_kernels::Level;
+
 use crate::simulated::simulated;
 use crate::target::{Case, Fault, Target, processors};
 
-/// Everything that decodes, the reference code first.
+/// Everything here that decodes, the reference code first.
 pub(crate) fn targets() -> Vec<Box<dyn Target>> {
     let mut targets: Vec<Box<dyn Target>> = Vec::new();
     targets.extend(processors().into_iter().map(|target| Box::new(target) as Box<dyn Target>));
@@ -33,4 +35,15 @@ pub(crate) fn agree(case: &Case) -> Result<Vec<u8>, Fault> {
         }
     }
     expected
+}
+
+#[test]
+fn what_is_compared_and_what_is_skipped() {
+    let names: Vec<String> = targets().iter().map(|target| target.name()).collect();
+    println!("compared: {}", names.join("; "));
+    for level in Level::ALL.iter().filter(|level| !level.is_available()) {
+        println!("skipped: no {level} on this machine");
+    }
+    assert_eq!(names.first().map(String::as_str), Some("scalar"));
+    assert_eq!(names.iter().filter(|name| name.starts_with("cusim")).count(), 3);
 }

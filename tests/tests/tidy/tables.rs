@@ -56,6 +56,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/fakecuda/src/raw.rs",
     "tests/fakecuda/tests/driver/harness.rs",
     "tests/src/bin/test_client/fork.rs",
+    "tests/tests/conformance/simulated.rs",
     "tests/tests/conformance_driver/driver.rs",
     "tests/tests/device_raw.rs",
 ];
@@ -79,6 +80,7 @@ pub(crate) const ROOTS: &[(&str, &str)] = &[
     ("tests/fuzz/src/lib.rs", FORBID),
     ("tests/src/bin/tierpack.rs", FORBID),
     ("tests/src/bin/test_client.rs", DENY),
+    ("tests/tests/conformance.rs", DENY),
 ];
 
 /// Where a version stands in a text, and where the constant that must equal it is.

@@ -1,8 +1,9 @@
 //! Faults that are asked for, errors that stay, and the names of all codes.
 
+use std::os::unix::process::ExitStatusExt;
 use std::ptr;
 
-use crate::harness::{alone, device, kernel, launch, load, open, stream, text};
+use crate::harness::{alone, alone_any, device, kernel, launch, load, open, stream, text};
 
 #[test]
 fn the_call_that_is_named_fails_with_the_code_that_is_named() {
@@ -16,6 +17,20 @@ fn the_call_that_is_named_fails_with_the_code_that_is_named() {
         assert_eq!([0; 3].map(|_| cu!(cuStreamSynchronize(stream))), [719; 3]);
         ok!(cuCtxSynchronize());
     });
+}
+
+#[test]
+fn a_variable_that_cannot_be_read_ends_the_process() {
+    for (variable, value) in
+        [("FAKE_CUDA_MODE", "later"), ("FAKE_CUDA_MEM", "4K"), ("FAKE_CUDA_FAIL", "cuInit")]
+    {
+        let name = "faults::a_variable_that_cannot_be_read_ends_the_process";
+        let output = alone_any(name, &[(variable, value)], open);
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains(&format!("{variable}={value} cannot be read"))
+        );
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT));
+    }
 }
 
 #[test]
