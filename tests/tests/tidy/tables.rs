@@ -56,6 +56,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/fakecuda/src/raw.rs",
     "tests/fakecuda/tests/driver/harness.rs",
     "tests/src/bin/test_client/fork.rs",
+    "tests/tests/conformance_encode/device.rs",
     "tests/tests/conformance/simulated.rs",
     "tests/tests/conformance_driver/driver.rs",
     "tests/tests/device_raw.rs",
