@@ -7,6 +7,7 @@
 //! One client has 1024 leases per namespace: as many reads and [`View`]s at a time.
 //! A [`Client`] and all that comes from it belong to the process that connected; in a fork every call gives
 //! [`Error::Forked`] at once, and dropping them is harmless.
+//! A [`Gpu`] is opened by whoever wants one; nothing else here looks for a driver.
 //!
 //! ```
 //! use tierpack_client::{Client, Dtype};
@@ -67,8 +68,7 @@ mod wire;
 pub use builder::{ClientBuilder, DEFAULT_DEADLINE, DEFAULT_NAMESPACE};
 pub use client::Client;
 pub use device::{
-    ACCESS_VARIABLE, Access as DeviceAccessReport, AccessChoice, DEFAULT_STAGING_BYTES, DeviceGet,
-    DeviceTensor, Gpu, GpuConfig, Prefetch,
+    ACCESS_VARIABLE, AccessChoice, DEFAULT_STAGING_BYTES, DeviceGet, DeviceTensor, Gpu, GpuConfig, Prefetch,
 };
 pub use error::{Error, Result, Tried};
 pub use handle::Handle;

@@ -9,7 +9,7 @@ use super::config::AccessChoice;
 /// How a GPU reads the pool at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Access {
+pub struct GpuAccess {
     /// The way.
     pub mode: DeviceAccess,
     /// Why it is not a better one; `None` where it was chosen, or is the best.

@@ -9,7 +9,7 @@ use tierpack_kernels::cuda::driver::{Device, DeviceBuffer, GpuError, Kernels, St
 use tierpack_kernels::cuda::form::device_form;
 use tierpack_kernels::cuda::images::Module;
 
-use super::access::{Access, AccessState};
+use super::access::{AccessState, GpuAccess};
 use super::config::GpuConfig;
 use super::enqueue::MOST_TENSORS;
 use super::flight::Runs;
@@ -109,10 +109,10 @@ impl Gpu {
     }
 
     /// How it reads the pool, and why not in a better way.
-    pub fn access(&self) -> Access {
+    pub fn access(&self) -> GpuAccess {
         let (mode, reason) = self.inner.access.now();
         let (registered_segments, registered_bytes) = Segments::of_process().of(self.inner.id);
-        Access { mode, reason, registered_segments, registered_bytes }
+        GpuAccess { mode, reason, registered_segments, registered_bytes }
     }
 
     /// Gets whole tensors, with one launch per codec for up to 256 of them.

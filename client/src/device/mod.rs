@@ -30,7 +30,7 @@ mod segments;
 mod staging;
 mod tensor;
 
-pub use access::Access;
+pub use access::GpuAccess;
 pub use config::{ACCESS_VARIABLE, AccessChoice, DEFAULT_STAGING_BYTES, GpuConfig};
 pub use flight::DeviceGet;
 pub use gpu::Gpu;

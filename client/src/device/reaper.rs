@@ -78,9 +78,10 @@ impl Reaper {
         let left = std::mem::take(&mut self.shared.flights.lock().all);
         for flight in left {
             // As in `wait_for_oldest`; an event that cannot be waited for is asked for until it counts as lost.
-            drop(flight.wait());
             while !flight.poll() {
-                std::thread::sleep(PAUSE);
+                if flight.wait().is_err() {
+                    std::thread::sleep(PAUSE);
+                }
             }
         }
     }
