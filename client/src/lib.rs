@@ -68,7 +68,8 @@ mod wire;
 pub use builder::{ClientBuilder, DEFAULT_DEADLINE, DEFAULT_NAMESPACE};
 pub use client::Client;
 pub use device::{
-    ACCESS_VARIABLE, AccessChoice, DEFAULT_STAGING_BYTES, DeviceGet, DeviceTensor, Gpu, GpuConfig, Prefetch,
+    ACCESS_VARIABLE, AccessChoice, DEFAULT_STAGING_BYTES, DeviceGet, DeviceTensor, Gpu, GpuAccess, GpuConfig,
+    Prefetch,
 };
 pub use error::{Error, Result, Tried};
 pub use handle::Handle;

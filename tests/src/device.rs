@@ -114,9 +114,14 @@ impl Trace {
     }
 }
 
-/// Late and at once, with the GPU's lanes in each order.
-pub const MODES: &[Settings<'static>] =
-    &[&[], &[("FAKE_CUDA_MODE", "sync"), ("FAKE_CUDA_ORDER", "1")], &[("FAKE_CUDA_ORDER", "2")]];
+/// Late, at once, and in between, with the GPU's lanes in each order.
+pub const MODES: &[Settings<'static>] = &[
+    &[],
+    &[("FAKE_CUDA_MODE", "sync"), ("FAKE_CUDA_ORDER", "1")],
+    &[("FAKE_CUDA_ORDER", "2")],
+    &[("FAKE_CUDA_MODE", "random"), ("FAKE_CUDA_SEED", "3")],
+    &[("FAKE_CUDA_MODE", "worker")],
+];
 
 /// Every way in which a GPU may read the pool.
 pub const ACCESSES: &[Settings<'static>] = &[
