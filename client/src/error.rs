@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tierpack_kernels::cuda::driver::GpuError;
 use tierpack_shm::types::{CodecId, Dtype};
 
 use crate::protocol::ProtocolFault;
@@ -372,6 +373,9 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
+    /// A GPU cannot be used, or a call of its driver failed.
+    #[error(transparent)]
+    Gpu(GpuError),
     /// A JSON document of the daemon cannot be read.
     #[error("parse {what} of {len} bytes from the daemon")]
     Document {

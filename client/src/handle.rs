@@ -13,12 +13,13 @@ use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard, SlotRef};
 use tierpack_shm::layout::{MAX_SEGMENTS, page};
 use tierpack_shm::message::Entry;
-use tierpack_shm::page::Counter;
+use tierpack_shm::page::{ClientPage, Counter};
 use tierpack_shm::types::{CodecId, Dtype};
 
 use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::decode::KeptCoders;
+use crate::device::DeviceForms;
 use crate::error::{Error, Result};
 use crate::protocol::ProtocolFault;
 use crate::session::Session;
@@ -53,6 +54,8 @@ pub(crate) struct Opened {
     pub(crate) codec: CodecId,
     pub(crate) slot: SlotRef,
     pub(crate) coders: KeptCoders,
+    /// The coders' metadata on the GPUs that have read the tensor.
+    pub(crate) forms: DeviceForms,
     shape: Vec<u64>,
     attachment: Arc<Attachment>,
     /// Its end is the end of every lease in its client pages, so it outlives the guards.
@@ -100,6 +103,7 @@ impl Opened {
             codec: entry.codec,
             slot,
             coders: KeptCoders::default(),
+            forms: DeviceForms::default(),
             shape,
             attachment,
             session,
@@ -117,6 +121,11 @@ impl Opened {
         Guard::new(Arc::clone(&self.attachment), self.slot)
     }
 
+    /// The page whose counters count its reads.
+    pub(crate) fn page(&self) -> &ClientPage {
+        self.attachment.page()
+    }
+
     /// The daemon whose slot this is.
     pub(crate) fn instance(&self) -> u64 {
         self.session.instance()
@@ -128,6 +137,7 @@ impl Opened {
             codec: self.codec,
             slot: self.slot,
             coders: KeptCoders::default(),
+            forms: DeviceForms::default(),
             shape: self.shape.clone(),
             attachment: Arc::clone(&self.attachment),
             session: Arc::clone(&self.session),

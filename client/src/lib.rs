@@ -7,6 +7,7 @@
 //! One client has 1024 leases per namespace: as many reads and [`View`]s at a time.
 //! A [`Client`] and all that comes from it belong to the process that connected; in a fork every call gives
 //! [`Error::Forked`] at once, and dropping them is harmless.
+//! A [`Gpu`] is opened by whoever wants one; nothing else here looks for a driver.
 //!
 //! ```
 //! use tierpack_client::{Client, Dtype};
@@ -30,7 +31,7 @@
 //! assert_eq!(rows.as_bytes(), [8, 9, 10, 11, 0, 1, 2, 3]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod address;
 mod blocks;
@@ -40,6 +41,7 @@ mod chunk;
 mod client;
 mod deadline;
 mod decode;
+mod device;
 mod error;
 #[cfg(test)]
 mod fake_daemon;
@@ -65,6 +67,10 @@ mod wire;
 
 pub use builder::{ClientBuilder, DEFAULT_DEADLINE, DEFAULT_NAMESPACE};
 pub use client::Client;
+pub use device::{
+    ACCESS_VARIABLE, AccessChoice, DEFAULT_STAGING_BYTES, DeviceGet, DeviceTensor, Gpu, GpuAccess, GpuConfig,
+    Prefetch,
+};
 pub use error::{Error, Result, Tried};
 pub use handle::Handle;
 pub use namespaces::Tensors;
@@ -74,7 +80,9 @@ pub use row_id::RowId;
 pub use tensor::{Element, Tensor};
 pub use view::View;
 
+pub use tierpack_kernels::cuda::driver::GpuError;
 pub use tierpack_shm::message::{Drift, Entry, NamespaceChange, NamespaceEntry, RefitMode, RefitState};
+pub use tierpack_shm::page::DeviceAccess;
 pub use tierpack_shm::stats::Stats;
 pub use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype, Prefer};
 
@@ -86,4 +94,7 @@ const _: () = {
     is_send_and_sync::<Tensor>();
     is_send_and_sync::<View>();
     is_send_and_sync::<Error>();
+    is_send_and_sync::<Gpu>();
+    is_send_and_sync::<DeviceTensor>();
+    is_send_and_sync::<Prefetch>();
 };

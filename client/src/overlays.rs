@@ -38,6 +38,11 @@ where
         Self { stored, next: newest, row_bytes, below: None }
     }
 
+    /// The word that the walk comes to next: of an overlay, or of the block at its end.
+    pub(crate) const fn at(&self) -> BlockWord {
+        self.next
+    }
+
     /// The next overlay, older than all before; `None` when only the block is left.
     pub(crate) fn next(&mut self) -> Result<Option<Overlay<'a>>, NoGuard> {
         if !self.next.is_resident() {

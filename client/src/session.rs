@@ -13,6 +13,8 @@
 mod greeting;
 mod thread;
 
+pub(crate) use thread::block_signals;
+
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

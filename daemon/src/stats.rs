@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use tierpack_shm::page::{ClientPage, Counts};
+use tierpack_shm::page::{ClientPage, Counts, DeviceAccess};
 use tierpack_shm::socket::Peer;
 use tierpack_shm::stats::{PoolStats, SessionStats, Stats, TierStats};
 
@@ -158,10 +158,18 @@ impl Seen {
         stats.namespaces = self.attached.iter().map(|(name, _)| name.clone()).collect();
         stats.leases = self.attached.iter().map(|(_, page)| page.leases_taken() as u64).sum();
         stats.counts = self.counts();
+        stats.device_access = self.device_access();
         stats.held_bytes = holds.bytes;
         stats.held_ms = u64::try_from(holds.age.as_millis()).unwrap_or(u64::MAX);
         stats.ended = self.ended;
         stats
+    }
+
+    /// In the order of [`DeviceAccess::ALL`], each once.
+    fn device_access(&self) -> Vec<String> {
+        let used: Vec<_> = self.attached.iter().flat_map(|(_, page)| page.device_access()).collect();
+        let names = DeviceAccess::ALL.iter().filter(|access| used.contains(access));
+        names.map(|access| access.name().to_owned()).collect()
     }
 
     /// What a client wrote: the sums wrap instead of ending the daemon.

@@ -6,10 +6,12 @@
 
 #![expect(unsafe_code, reason = "hands out published bytes under a lease; owns the table of mapped segments")]
 
+mod observers;
+
 use std::cell::Cell;
 use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 
@@ -27,6 +29,10 @@ use crate::ring::Changed;
 use crate::segment::{ClientSegment, SegmentKind};
 use crate::sync::{AtomicU64, Ordering};
 use crate::types::{BlockWord, SlotIdx, UNIT_BYTES, index};
+
+pub use observers::{AttachmentId, SegmentObserver};
+
+use observers::Observers;
 
 /// Where a handle's tensor is: what the daemon answers to `open`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -75,6 +81,11 @@ impl SegmentTable {
         unsafe { pointer.as_ref() }
     }
 
+    /// The indexes at which there is a segment.
+    fn mapped(&self) -> impl Iterator<Item = usize> {
+        (0..self.0.len()).filter(|&segment_idx| self.get(segment_idx).is_some())
+    }
+
     /// Puts a segment at a vacant index; says whether it was vacant.
     fn insert(&self, segment_idx: usize, segment: ClientSegment) -> bool {
         let Some(entry) = self.0.get(segment_idx) else { return false };
@@ -119,6 +130,8 @@ impl Drop for SegmentTable {
 /// A client's view of one namespace.
 pub struct Attachment {
     id: NamespaceId,
+    number: AttachmentId,
+    observers: Observers,
     data: SegmentTable,
     directory: SegmentTable,
     page: ClientPage,
@@ -161,8 +174,11 @@ impl Attachment {
         if segment.map.len() < header::END {
             return Err(Error::OutOfSegment { what: "the directory header", address: 0, len: header::END });
         }
+        static ATTACHMENTS: AtomicUsize = AtomicUsize::new(0);
         let this = Self {
             id,
+            number: AttachmentId(ATTACHMENTS.fetch_add(1, Ordering::Relaxed) as u64),
+            observers: Observers::default(),
             data: SegmentTable::new(),
             directory: SegmentTable::new(),
             page,
@@ -177,6 +193,27 @@ impl Attachment {
     /// Which namespace of which daemon this is.
     pub fn id(&self) -> NamespaceId {
         self.id
+    }
+
+    /// Which attachment of this process this is.
+    pub fn number(&self) -> AttachmentId {
+        self.number
+    }
+
+    /// Has `observer` told before any segment is unmapped, from now on and as long as it lives.
+    pub fn observe(&self, observer: &Arc<dyn SegmentObserver>) {
+        self.observers.add(observer);
+    }
+
+    /// Address and length of a mapped segment.
+    ///
+    /// They are good as long as a guard reads the segment, and else until [`SegmentObserver::before_unmap`] is told.
+    pub fn segment_range(
+        &self,
+        kind: SegmentKind,
+        segment_idx: usize,
+    ) -> Option<(NonNull<core::ffi::c_void>, usize)> {
+        self.table(kind).get(segment_idx).map(|segment| segment.map.range())
     }
 
     /// The client page.
@@ -206,6 +243,7 @@ impl Attachment {
 
     /// Session thread: unmaps a segment that the daemon has retired; says whether it was mapped.
     pub fn unmap(&self, kind: SegmentKind, segment_idx: usize) -> bool {
+        self.observers.tell(self.number, kind, segment_idx);
         // SAFETY: the daemon retires a segment only when no extent in it is in use, and an extent stays in use as
         // long as a lease may cover a word that addresses it (`epoch::is_held`); so no guard reads the segment.
         unsafe { self.table(kind).remove(segment_idx) }
@@ -248,6 +286,20 @@ impl Attachment {
             let claimed = &self.claimed[lease];
             !claimed.load(Ordering::Relaxed) && !claimed.swap(true, Ordering::Acquire)
         })
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        // What a fork has are copies: the segments of its parent stay known where they are.
+        if !self.cookie.is_here() || self.observers.is_empty() {
+            return;
+        }
+        for kind in [SegmentKind::Data, SegmentKind::Directory] {
+            for segment_idx in self.table(kind).mapped() {
+                self.observers.tell(self.number, kind, segment_idx);
+            }
+        }
     }
 }
 
@@ -354,6 +406,20 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         unsafe { map.bytes(in_segment(address), len) }.ok_or(NoGuard::Corrupt)
     }
 
+    /// Where [`Guard::stored`] finds these bytes: the index of the data segment, and the offset in it.
+    ///
+    /// # Errors
+    /// As [`Guard::stored`].
+    pub fn place(&self, word: BlockWord, len: u64) -> core::result::Result<(usize, u64), NoGuard> {
+        self.stored(word, len)?;
+        Ok((index(word.offset() / SEGMENT_SPAN_UNITS), in_segment(word.offset())))
+    }
+
+    /// The attachment that the guard reads through.
+    pub fn attachment(&self) -> &Attachment {
+        &self.attachment
+    }
+
     /// Adds to a counter of the client page.
     #[inline]
     pub fn count(&self, counter: Counter, amount: u64) {
@@ -383,3 +449,6 @@ impl<A: Deref<Target = Attachment>> Drop for Guard<A> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

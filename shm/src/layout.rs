@@ -137,12 +137,14 @@ pub mod page {
     pub const INSTANCE_AT: u64 = 16;
     /// The namespace's id within the instance.
     pub const NAMESPACE_AT: u64 = 24;
+    /// How the client's GPUs read the pool: bits of `page::DeviceAccess`.
+    pub const DEVICE_ACCESS_AT: u64 = 32;
     /// First shard of counters.
     pub const COUNTERS_AT: u64 = 64;
     /// Shards of counters; lease `i` counts in shard `i % SHARDS`.
     pub const SHARDS: u64 = 16;
-    /// Bytes of a shard: eight counters, see `page::Counter`.
-    pub const SHARD_BYTES: u64 = 64;
+    /// Bytes of a shard: sixteen counters, see `page::Counter`.
+    pub const SHARD_BYTES: u64 = 128;
     /// First lease word.
     pub const LEASES_AT: u64 = COUNTERS_AT + SHARDS * SHARD_BYTES;
     /// Lease words: guards of one session in one namespace at a time.

@@ -196,6 +196,12 @@ impl<'a> Overlay<'a> {
         self.row_bytes as u64
     }
 
+    /// Where its first row starts, from its first byte.
+    #[inline]
+    pub const fn rows_at(&self) -> u64 {
+        (self.bytes.len() - self.rows.len()) as u64
+    }
+
     #[inline]
     fn number(&self, n: usize) -> u32 {
         u32::from_le_bytes(self.numbers[n])
@@ -247,6 +253,7 @@ mod tests {
         overlay.verify().unwrap();
         assert_eq!((overlay.covered().offset(), overlay.depth(), overlay.n_rows()), (77, 2, 3));
         assert_eq!(overlay.find(4), Some(&[4; 5][..]));
+        assert_eq!(bytes[index(overlay.rows_at())..][..5], [1; 5]);
         assert_eq!(overlay.find(u64::from(u32::MAX)), Some(&[9; 5][..]));
         assert_eq!((overlay.find(0), overlay.find(5), overlay.find(u64::MAX)), (None, None, None));
         let mut raw = vec![0; 25];

@@ -24,7 +24,7 @@ pub struct NamespaceId {
     pub namespace: u32,
 }
 
-/// One of the eight counters of a shard.
+/// One of the counters of a shard, which has room for sixteen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Counter {
@@ -42,6 +42,36 @@ pub enum Counter {
     Views = 5,
     /// Blocks that were looked for in the pool in vain.
     Misses = 6,
+    /// Whole tensors that were decoded on a GPU.
+    DeviceGets = 7,
+    /// Raw bytes that GPUs were given.
+    DeviceBytes = 8,
+}
+
+/// How a GPU of a client reads the pool; the bits of one word of the page, set once that way is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u64)]
+pub enum DeviceAccess {
+    /// In place: the GPU reads pageable memory.
+    Ats = 1,
+    /// In place, over segments that are registered with the driver.
+    Registered = 2,
+    /// Through buffers that the copy engine fills.
+    Staged = 4,
+}
+
+impl DeviceAccess {
+    /// Every way.
+    pub const ALL: &'static [Self] = &[Self::Ats, Self::Registered, Self::Staged];
+
+    /// The name that settings and the stats use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ats => "ats",
+            Self::Registered => "registered",
+            Self::Staged => "staged",
+        }
+    }
 }
 
 /// The sums of a page's counters.
@@ -62,6 +92,10 @@ pub struct Counts {
     pub views: u64,
     /// Blocks that were looked for in the pool in vain.
     pub misses: u64,
+    /// Whole tensors that were decoded on a GPU.
+    pub device_gets: u64,
+    /// Raw bytes that GPUs were given.
+    pub device_bytes: u64,
 }
 
 impl Counts {
@@ -76,6 +110,8 @@ impl Counts {
             retries: self.retries.wrapping_add(other.retries),
             views: self.views.wrapping_add(other.views),
             misses: self.misses.wrapping_add(other.misses),
+            device_gets: self.device_gets.wrapping_add(other.device_gets),
+            device_bytes: self.device_bytes.wrapping_add(other.device_bytes),
         }
     }
 }
@@ -143,6 +179,17 @@ impl ClientPage {
             .fetch_add(amount, Ordering::Relaxed);
     }
 
+    /// Client: notes that one of its GPUs reads the pool in this way.
+    pub fn note_device_access(&self, access: DeviceAccess) {
+        self.word(page::DEVICE_ACCESS_AT).fetch_or(access as u64, Ordering::Relaxed);
+    }
+
+    /// The ways in which the client says that its GPUs read the pool.
+    pub fn device_access(&self) -> Vec<DeviceAccess> {
+        let bits = self.word(page::DEVICE_ACCESS_AT).load(Ordering::Relaxed);
+        DeviceAccess::ALL.iter().copied().filter(|&access| bits & access as u64 != 0).collect()
+    }
+
     /// Client: records an access to a block; the caller samples.
     pub fn record_access(&self, accessed: Changed) {
         let position =
@@ -166,6 +213,8 @@ impl ClientPage {
             retries: sum(Counter::Retries),
             views: sum(Counter::Views),
             misses: sum(Counter::Misses),
+            device_gets: sum(Counter::DeviceGets),
+            device_bytes: sum(Counter::DeviceBytes),
         }
     }
 
@@ -213,8 +262,12 @@ mod tests {
         client.leases()[1023].store(5, Ordering::Relaxed);
         client.count(3, Counter::Rows, 10);
         client.count(4, Counter::Rows, 1);
+        client.count(15, Counter::DeviceBytes, 12);
+        client.note_device_access(DeviceAccess::Staged);
+        client.note_device_access(DeviceAccess::Ats);
         assert_eq!(daemon.leases_taken(), 1);
-        assert_eq!(daemon.counts().rows, 11);
+        assert_eq!((daemon.counts().rows, daemon.counts().device_bytes), (11, 12));
+        assert_eq!(daemon.device_access(), [DeviceAccess::Ats, DeviceAccess::Staged]);
     }
 
     #[test]

@@ -118,6 +118,8 @@ pub struct SessionStats {
     pub leases: u64,
     /// What its client pages count.
     pub counts: Counts,
+    /// How its GPUs read the pool: `ats`, `registered`, `staged`; empty without a GPU.
+    pub device_access: Vec<String>,
     /// Retired bytes that its leases hold back.
     pub held_bytes: u64,
     /// Milliseconds since the oldest of them was retired.
@@ -143,7 +145,8 @@ pub struct TierStats {
 impl TierStats {
     /// The pool, by what its clients count.
     pub fn pool(bytes: u64, reads: &Counts) -> Self {
-        let (hits, misses) = (reads.gets.wrapping_add(reads.rows), reads.misses);
+        let gets = reads.gets.wrapping_add(reads.device_gets);
+        let (hits, misses) = (gets.wrapping_add(reads.rows), reads.misses);
         Self { tier: "pool".to_owned(), bytes, hits, misses }
     }
 }

@@ -16,6 +16,7 @@ use tempfile::TempDir;
 use tierpack_client::{Client, CodecChoice, CodecId, PutOptions, Stats};
 
 pub mod data;
+pub mod device;
 pub mod faults;
 pub mod files;
 pub mod http;

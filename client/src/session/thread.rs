@@ -71,7 +71,7 @@ pub(super) fn run(inner: &Inner) {
 }
 
 /// Signals of the process are for the threads of the program, except those that a thread raises itself.
-fn block_signals() {
+pub(crate) fn block_signals() {
     let mut set = SigSet::all();
     for signal in [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE, Signal::SIGTRAP] {
         set.remove(signal);

@@ -66,6 +66,8 @@ fn reads(stats: &Stats, text: &mut Text) {
     text.family("counter", "tierpack_get_total", "calls of `get` and `get_into`", &gets);
     text.counter("tierpack_gather_total", "calls of `gather` and `gather_into`", reads.gathers);
     text.counter("tierpack_view_total", "views taken", reads.views);
+    text.counter("tierpack_device_get_total", "whole tensors that were decoded on a GPU", reads.device_gets);
+    text.counter("tierpack_device_bytes_total", "raw bytes that GPUs were given", reads.device_bytes);
     text.counter("tierpack_rows_total", "rows that gathers gave", reads.rows);
     text.counter("tierpack_read_bytes_total", "raw bytes that gets and gathers gave", reads.bytes);
     text.counter("tierpack_misses_total", "blocks that were looked for in the pool in vain", reads.misses);

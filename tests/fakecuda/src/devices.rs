@@ -11,7 +11,6 @@ use crate::state::Handle;
 
 pub(crate) const CONTEXT: Handle = Handle(0xC0FF_EE00);
 const NAME: &[u8] = b"fakecuda CPU device\0";
-const VERSION: c_int = 13000;
 
 thread_local! {
     static CURRENT: Cell<Handle> = const { Cell::new(Handle(0)) };
@@ -33,7 +32,7 @@ driver_call!(fn cuInit(flags: u32) needs Nothing |state| {
     Ok(())
 });
 
-driver_call!(fn cuDriverGetVersion(version: Out<c_int>) needs Nothing |_state| { version.set(VERSION) });
+driver_call!(fn cuDriverGetVersion(version: Out<c_int>) needs Nothing |state| { version.set(state.settings.version) });
 
 driver_call!(fn cuDeviceGetCount(count: Out<c_int>) needs Init |_state| { count.set(1) });
 

@@ -21,6 +21,7 @@
 //! | `FAKE_CUDA_SEED` | of mode `random` and of random lanes; 1 without it |
 //! | `FAKE_CUDA_ORDER` | of lanes: `0` forward, `1` reverse, `2` random |
 //! | `FAKE_CUDA_MEM` | bytes of device memory; 8 GiB without it |
+//! | `FAKE_CUDA_VERSION` | version of the driver, 1000 * major + 10 * minor; 13000 without it |
 //! | `FAKE_CUDA_DEVICES` | `0`: `cuInit` answers `CUDA_ERROR_NO_DEVICE` |
 //! | `FAKE_CUDA_ATTR_<n>` | value of device attribute `n`, for example 113 for read-only registration |
 //! | `FAKE_CUDA_FAIL` | `NAME:N:CODE`, several with commas: the `N`-th call of `NAME` answers `CODE`, every call with `N` 0 |

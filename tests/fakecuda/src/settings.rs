@@ -45,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) lanes: Opts,
     pub(crate) memory: usize,
     pub(crate) has_device: bool,
+    /// What `cuDriverGetVersion` answers.
+    pub(crate) version: i32,
     pub(crate) attributes: BTreeMap<u32, i32>,
     pub(crate) faults: Vec<Fault>,
     pub(crate) alias: bool,
@@ -92,6 +94,7 @@ impl Settings {
             seed,
             lanes: Opts::order(number("FAKE_CUDA_ORDER", 0), seed),
             memory: number("FAKE_CUDA_MEM", 8 << 30),
+            version: number("FAKE_CUDA_VERSION", 13000),
             has_device: number("FAKE_CUDA_DEVICES", 1_u32) != 0,
             attributes: attributes(),
             faults: faults.map(fault).collect(),

@@ -89,9 +89,28 @@ fn counts_what_is_there(daemon: &ClientPage, bytes: &[u8]) {
         (0..page::SHARDS).fold(0_u64, |sum, shard| sum.wrapping_add(word(bytes, at(shard))))
     };
     let counts = daemon.counts();
-    let found = [counts.gets, counts.gathers, counts.rows, counts.bytes, counts.retries, counts.views];
-    let counters =
-        [Counter::Gets, Counter::Gathers, Counter::Rows, Counter::Bytes, Counter::Retries, Counter::Views];
+    let found = [
+        counts.gets,
+        counts.gathers,
+        counts.rows,
+        counts.bytes,
+        counts.retries,
+        counts.views,
+        counts.misses,
+        counts.device_gets,
+        counts.device_bytes,
+    ];
+    let counters = [
+        Counter::Gets,
+        Counter::Gathers,
+        Counter::Rows,
+        Counter::Bytes,
+        Counter::Retries,
+        Counter::Views,
+        Counter::Misses,
+        Counter::DeviceGets,
+        Counter::DeviceBytes,
+    ];
     assert_eq!(found, counters.map(sum));
     // Sums of sums wrap as well.
     let twice = counts.plus(counts);

@@ -99,11 +99,18 @@ fn sessions(stats: &Stats) -> Table {
         ("gets", Align::Right),
         ("gathers", Align::Right),
         ("read", Align::Right),
+        ("to GPUs", Align::Right),
         ("namespaces", Align::Left),
         ("software", Align::Left),
     ]);
     for session in &stats.sessions {
         let namespaces: Vec<String> = session.namespaces.iter().map(|name| escape::cell(name)).collect();
+        let to_device = match session.device_access.as_slice() {
+            [] => String::new(),
+            ways => {
+                format!("{} ({})", size(session.counts.device_bytes), escape::cell(&ways.join(",")))
+            }
+        };
         let ended = if session.ended { " (ended)" } else { "" };
         table.row(vec![
             session.session.to_string(),
@@ -115,6 +122,7 @@ fn sessions(stats: &Stats) -> Table {
             session.counts.gets.to_string(),
             session.counts.gathers.to_string(),
             size(session.counts.bytes),
+            to_device,
             namespaces.join(","),
             format!("{}{ended}", escape::cell(&session.software)),
         ]);
@@ -138,12 +146,15 @@ mod tests {
         stats.namespaces.push(namespace);
         let mut session = SessionStats::default();
         (session.session, session.ended) = (7, true);
+        (session.device_access, session.counts.device_bytes) = (vec!["staged".to_owned()], 3 << 20);
         stats.sessions.push(session);
         let mut out = Vec::new();
         write(&stats, None, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(!text.contains('\u{1b}'));
-        for part in ["00000000000000ab", "64.00 MiB", r"a\u{1b}", "25.00", "unknown", "(ended)"] {
+        for part in
+            ["00000000000000ab", "64.00 MiB", r"a\u{1b}", "25.00", "unknown", "(ended)", "3.00 MiB (staged)"]
+        {
             assert!(text.contains(part), "{part} in {text}");
         }
     }

@@ -1,0 +1,93 @@
+//! Segments that are registered with the driver: for all GPUs of the process together.
+//!
+//! A segment is registered when a GPU first reads a block in it, and unregistered when the session thread is about to
+//! unmap it, when its attachment ends, or when the last GPU that uses it is closed.
+//! The driver knows registrations per process, and refuses a second one of the same memory: so there is one table,
+//! which is never dropped, so that an attachment always finds it.
+//!
+//! Lock: the table's, held while the driver registers and unregisters (milliseconds).
+//! Without it a segment could be unmapped while its registration, just taken out of the table, still exists.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use tierpack_kernels::cuda::driver::{Device, GpuError, Registration};
+use tierpack_shm::attachment::{Attachment, AttachmentId, SegmentObserver};
+use tierpack_shm::segment::SegmentKind;
+
+use super::gpu::GpuId;
+use super::raw;
+
+/// The registered segments of this process.
+#[derive(Debug, Default)]
+pub(super) struct Segments(Mutex<HashMap<(AttachmentId, usize), Registered>>);
+
+#[derive(Debug)]
+struct Registered {
+    registration: Registration,
+    /// Where each GPU that uses it finds it.
+    addresses: Vec<(GpuId, u64)>,
+}
+
+impl Segments {
+    pub(super) fn of_process() -> &'static Arc<Self> {
+        static SEGMENTS: OnceLock<Arc<Segments>> = OnceLock::new();
+        SEGMENTS.get_or_init(Arc::default)
+    }
+
+    /// Where a GPU finds a data segment, which a guard of the caller reads; registers it at the first use.
+    pub(super) fn address(
+        self: &Arc<Self>,
+        (gpu, device): (GpuId, &Arc<Device>),
+        attachment: &Attachment,
+        segment_idx: usize,
+    ) -> Result<u64, GpuError> {
+        // Told before it could matter: also of segments that are registered in this moment.
+        let observer: Arc<dyn SegmentObserver> = Arc::clone(self) as _;
+        attachment.observe(&observer);
+        let mut table = self.0.lock();
+        let key = (attachment.number(), segment_idx);
+        let registered = match table.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let registration = raw::register(device, attachment, segment_idx)?;
+                entry.insert(Registered { registration, addresses: Vec::new() })
+            }
+        };
+        if let Some(&(_, address)) = registered.addresses.iter().find(|(known, _)| *known == gpu) {
+            return Ok(address);
+        }
+        let address = registered.registration.address(device);
+        match address {
+            Ok(address) => registered.addresses.push((gpu, address)),
+            Err(_) if registered.addresses.is_empty() => drop(table.remove(&key)),
+            Err(_) => {}
+        }
+        address
+    }
+
+    /// Unregisters what no other GPU uses.
+    pub(super) fn forget(&self, gpu: GpuId) {
+        self.0.lock().retain(|_, registered| {
+            registered.addresses.retain(|(known, _)| *known != gpu);
+            !registered.addresses.is_empty()
+        });
+    }
+
+    /// Segments that are registered for a GPU, and their bytes.
+    pub(super) fn of(&self, gpu: GpuId) -> (u64, u64) {
+        let table = self.0.lock();
+        let used = table.values().filter(|entry| entry.addresses.iter().any(|(known, _)| *known == gpu));
+        used.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.registration.len() as u64))
+    }
+}
+
+impl SegmentObserver for Segments {
+    fn before_unmap(&self, attachment: AttachmentId, kind: SegmentKind, segment_idx: usize) {
+        if kind == SegmentKind::Data {
+            self.0.lock().remove(&(attachment, segment_idx));
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Registration: memory of the process that the device may read where it is.
+//!
+//! The driver page-locks the range and gives it an address on each device.
+//! A range is registered once per process and unregistered once, before it is unmapped; the driver refuses a second
+//! registration that overlaps, and keeps a forgotten one for the next mapping at that address.
+
+#![expect(unsafe_code, reason = "calls the driver")]
+
+use core::ffi::c_void;
+use core::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::device::Device;
+use super::error::GpuError;
+
+/// The most that one registration holds: some drivers count pages of a longer one in 32 bits.
+/// Source: reports on 580-series drivers; TierPack registers segments, of at most 64 MiB.
+const MAX_BYTES: usize = 64 << 30;
+
+/// A registered range; unregistered when dropped.
+#[derive(Debug)]
+pub struct Registration {
+    device: Arc<Device>,
+    pointer: NonNull<c_void>,
+    len: usize,
+}
+
+// SAFETY: it is a range of addresses; unregistering works from any thread.
+unsafe impl Send for Registration {}
+// SAFETY: as above; nothing is changed through a shared reference.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Registers memory that the process may only read, for all contexts of the process.
+    ///
+    /// # Safety
+    /// - The range is mapped, and stays so until this is dropped.
+    ///
+    /// # Errors
+    /// [`GpuError::NoAccess`] where the device cannot, [`GpuError::Registration`] where the driver will not,
+    /// [`GpuError::Capturing`].
+    pub unsafe fn new(device: &Arc<Device>, pointer: NonNull<c_void>, len: usize) -> Result<Self, GpuError> {
+        let none = |reason: &str| GpuError::NoAccess { asked: "registered", reason: reason.to_owned() };
+        if !device.facts().registers {
+            return Err(none("the GPU cannot register memory of the process (attribute 99 is 0)"));
+        }
+        if !device.facts().registers_read_only {
+            return Err(none(
+                "the GPU cannot register memory that a process may only read (attribute 113 is 0)",
+            ));
+        }
+        if len > MAX_BYTES {
+            return Err(none("more than 64 GiB in one piece"));
+        }
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE
+            | sys::CU_MEMHOSTREGISTER_DEVICEMAP
+            | sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        let _entered = device.enter()?;
+        // SAFETY: the caller promises the range; the context is current.
+        let registered = unsafe { (device.api.mem_host_register)(pointer.as_ptr(), len, flags) };
+        let checked = device.api.check("cuMemHostRegister_v2", registered);
+        checked.map_err(|error| match error.plain() {
+            Ok((code, name)) => GpuError::Registration { code, name, address: pointer.addr().get(), len },
+            Err(other) => other,
+        })?;
+        Ok(Self { device: Arc::clone(device), pointer, len })
+    }
+
+    /// Where a device finds the first byte.
+    ///
+    /// # Errors
+    /// [`GpuError::Registration`] where it cannot.
+    pub fn address(&self, device: &Device) -> Result<u64, GpuError> {
+        let _entered = device.enter()?;
+        let mut address = 0;
+        // SAFETY: the address is written; the range is registered.
+        let found =
+            unsafe { (device.api.mem_host_get_device_pointer)(&raw mut address, self.pointer.as_ptr(), 0) };
+        let checked = device.api.check("cuMemHostGetDevicePointer_v2", found);
+        checked.map_err(|error| match error.plain() {
+            Ok((code, name)) => {
+                GpuError::Registration { code, name, address: self.pointer.addr().get(), len: self.len }
+            }
+            Err(other) => other,
+        })?;
+        Ok(address)
+    }
+
+    /// Bytes of the range.
+    #[expect(clippy::len_without_is_empty, reason = "a range is never empty")]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: registered by `new`, unregistered once, and still mapped, as the caller of `new` promised.
+        self.device.release(|api| unsafe { (api.mem_host_unregister)(self.pointer.as_ptr()) });
+    }
+}

@@ -1,0 +1,155 @@
+//! Runs: the jobs of one read on their way to the device, and the status that comes back.
+//!
+//! ```text
+//! host    [status | block jobs | overlay jobs]   page-locked
+//!            ^  |
+//!            |  v                                 one copy each way
+//! device  [status | block jobs | overlay jobs]
+//! ```
+//!
+//! A run is used again and again, so that a read allocates nothing once there are runs that are long enough.
+
+#![expect(unsafe_code, reason = "queues copies and launches")]
+
+use core::ffi::c_void;
+use core::ops::Range;
+use std::sync::Arc;
+
+use tierpack_shm::types::index;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::device::Device;
+use super::error::GpuError;
+use super::memory::{DeviceBuffer, PageLocked};
+use super::module::{Kernels, Size};
+use super::stream::{Event, Stream};
+use crate::cuda::abi::{BlockJob, OverlayJob, Status};
+use crate::cuda::launch::Launch;
+
+/// Bytes before the jobs.
+const STATUS_BYTES: u64 = 64;
+/// The least that a run has room for.
+const MIN_BYTES: u64 = 64 << 10;
+/// What a run does.
+#[derive(Debug, Default)]
+pub struct Work {
+    /// Blocks to decode, in the order of their launches.
+    pub blocks: Vec<BlockJob>,
+    /// The launches; their ranges are of `blocks`.
+    pub launches: Vec<Launch>,
+    /// Overlays to write over them.
+    pub overlays: Vec<OverlayJob>,
+    /// The launches that write them, one behind the other; their ranges are of `overlays`.
+    pub overlay_launches: Vec<Launch>,
+}
+
+/// Room for the jobs of a read, and the event behind it.
+#[derive(Debug)]
+pub struct Run {
+    host: PageLocked,
+    device: DeviceBuffer,
+    event: Arc<Event>,
+}
+
+impl Run {
+    /// Room for this work.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`], [`GpuError::Capturing`].
+    pub fn new(device: &Arc<Device>, work: &Work) -> Result<Self, GpuError> {
+        let bytes = needed(work).next_power_of_two().max(MIN_BYTES);
+        Ok(Self {
+            host: PageLocked::new(device, index(bytes))?,
+            device: DeviceBuffer::new(device, bytes)?,
+            event: Arc::new(Event::new(device)?),
+        })
+    }
+
+    /// Whether there is room for this work.
+    pub fn has_room(&self, work: &Work) -> bool {
+        needed(work) <= self.host.len() as u64
+    }
+
+    /// The event behind everything that was submitted last.
+    pub fn event(&self) -> &Arc<Event> {
+        &self.event
+    }
+
+    /// What the kernels reported; the event has fired.
+    pub fn status(&self) -> Status {
+        Status::read_from_prefix(self.host.bytes()).map_or(Status::CLEAR, |(status, _)| status)
+    }
+
+    /// Queues the work on `stream`, and the event behind it.
+    ///
+    /// After an error nothing of it is running any more.
+    ///
+    /// # Safety
+    /// - The event of what was submitted before has fired.
+    /// - Every address in the jobs is memory that the kernels may use so until the event fires or this fails.
+    /// - The kernels of the launches decode blocks, and `kernels` has them.
+    ///
+    /// # Errors
+    /// [`GpuError::Launch`], [`GpuError::Driver`], [`GpuError::Lost`], [`GpuError::Capturing`].
+    ///
+    /// # Panics
+    /// When there is no room for the work.
+    pub unsafe fn submit(&mut self, kernels: &Kernels, work: &Work, stream: &Stream) -> Result<(), GpuError> {
+        assert!(self.has_room(work), "the caller has looked for room");
+        let _entered = kernels.device().enter()?;
+        // SAFETY: the caller promises what this asks for.
+        let queued = unsafe { self.queue(kernels, work, stream) };
+        queued.inspect_err(|_| {
+            // What was queued before the failure still reads; a context that is lost runs nothing.
+            drop(stream.synchronize());
+        })
+    }
+
+    /// # Safety
+    /// - As [`Run::submit`].
+    unsafe fn queue(&mut self, kernels: &Kernels, work: &Work, stream: &Stream) -> Result<(), GpuError> {
+        let (jobs_at, overlays_at) = (STATUS_BYTES, STATUS_BYTES + size_of_val(&*work.blocks) as u64);
+        let bytes = self.host.bytes_mut();
+        bytes[..size_of::<Status>()].copy_from_slice(Status::CLEAR.as_bytes());
+        put(bytes, jobs_at, work.blocks.as_bytes());
+        put(bytes, overlays_at, work.overlays.as_bytes());
+        let (device, host, api) = (self.device.address(), self.host.pointer(), kernels.device().api);
+        let len = index(needed(work));
+        // SAFETY: both buffers have room, and are kept until the event has fired.
+        let copied = unsafe { (api.memcpy_htod_async)(device, host.cast_const(), len, stream.handle()) };
+        api.check("cuMemcpyHtoDAsync_v2", copied)?;
+        for launch in &work.launches {
+            let jobs = device + jobs_at + launch.jobs.start as u64 * size_of::<BlockJob>() as u64;
+            let numbers = (length(&launch.jobs), Some(launch.warp_bytes));
+            // SAFETY: decode kernels have these parameters (kernels/cuda/decode.cu); the caller promises the jobs.
+            unsafe { kernels.launch(launch.kernel, size(launch), [jobs, device], numbers, stream) }?;
+        }
+        for launch in &work.overlay_launches {
+            let jobs = device + overlays_at + launch.jobs.start as u64 * size_of::<OverlayJob>() as u64;
+            let numbers = (length(&launch.jobs), None);
+            // SAFETY: `overlay_rows` has these parameters; the caller promises the jobs.
+            unsafe { kernels.launch(launch.kernel, size(launch), [jobs, device], numbers, stream) }?;
+        }
+        let status: *mut c_void = host;
+        // SAFETY: as the copy above; nobody reads the host's status before the event has fired.
+        let copied = unsafe { (api.memcpy_dtoh_async)(status, device, size_of::<Status>(), stream.handle()) };
+        api.check("cuMemcpyDtoHAsync_v2", copied)?;
+        self.event.record(stream)
+    }
+}
+
+fn needed(work: &Work) -> u64 {
+    STATUS_BYTES + size_of_val(&*work.blocks) as u64 + size_of_val(&*work.overlays) as u64
+}
+
+fn size(launch: &Launch) -> Size {
+    Size { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes }
+}
+
+fn put(target: &mut [u8], at: u64, bytes: &[u8]) {
+    target[index(at)..][..bytes.len()].copy_from_slice(bytes);
+}
+
+fn length(range: &Range<usize>) -> u32 {
+    u32::try_from(range.len()).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,173 @@
+//! Tests of the GPU path: each body runs in a process of its own, with a driver named by the environment.
+//!
+//! A driver is loaded once per process, its settings are environment variables, and an error of a kernel lasts as long
+//! as the process; so a test starts itself again, once per setting, and looks at how that ends.
+//! The driver is the stand-in beside the test executable, unless `TIERPACK_CUDA_DRIVER` says otherwise: with `system`
+//! the same tests run on the installed driver, except for those that set the stand-in's variables.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use tierpack_client::{Client, CodecChoice, CodecId, Dtype, Handle, PutOptions};
+
+use crate::data::{Random, Words};
+
+const CHILD: &str = "TIERPACK_TEST_CHILD";
+const DRIVER: &str = "TIERPACK_CUDA_DRIVER";
+
+/// Variables of a child; those that start with `FAKE_CUDA_` are the stand-in's.
+pub type Settings<'a> = &'a [(&'a str, &'a str)];
+
+/// The stand-in, which cargo builds beside the tests.
+///
+/// # Panics
+/// When the system does not say where this program is.
+pub fn stand_in() -> PathBuf {
+    let program = std::env::current_exe().expect("the path of this program");
+    program.parent().expect("a program lies in a folder").join("libfakecuda.so")
+}
+
+/// Whether the tests run on an installed driver.
+pub fn is_real() -> bool {
+    std::env::var_os(DRIVER).is_some_and(|driver| driver == "system")
+}
+
+/// Whether this process is a child of [`in_child`] or [`child`].
+pub fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Runs the test `name` once per setting, each in a child; `true` in such a child, which then does the work.
+///
+/// # Panics
+/// When a child fails; what it wrote is in the message.
+pub fn in_child(name: &str, settings: &[Settings<'_>]) -> bool {
+    if is_child() {
+        return true;
+    }
+    for setting in settings {
+        if is_real() && setting.iter().any(|(variable, _)| variable.starts_with("FAKE_CUDA_")) {
+            say(&format!("skipped: {setting:?} is for the stand-in, and the driver is the installed one"));
+            continue;
+        }
+        let (succeeded, text) = child(name, setting);
+        // A name that no test has would pass as well.
+        let is_clean = succeeded && text.contains("1 passed") && !text.contains("fakecuda: ");
+        assert!(is_clean, "{name} with {setting:?}:\n{text}");
+        text.lines().filter(|line| line.contains("skipped: ")).for_each(say);
+    }
+    false
+}
+
+#[expect(clippy::print_stdout, reason = "a skip is visible")]
+fn say(line: &str) {
+    println!("{line}");
+}
+
+/// Runs the test `name` in a child; says whether it succeeded, and what it wrote.
+///
+/// # Panics
+/// When the system starts no process.
+pub fn child(name: &str, setting: Settings<'_>) -> (bool, String) {
+    let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
+    command.args(["--exact", name, "--nocapture", "--test-threads", "1"]).stdin(Stdio::null());
+    if std::env::var_os(DRIVER).is_none() {
+        command.env(DRIVER, stand_in());
+    }
+    let defaults = [("FAKE_CUDA_LEAKS", "1")];
+    let output = command.env(CHILD, "1").envs(defaults).envs(setting.iter().copied()).output();
+    let output = output.expect("run this program");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The calls that a child has made of the stand-in.
+#[derive(Debug)]
+pub struct Trace(tempfile::NamedTempFile);
+
+impl Trace {
+    /// A trace for a child, whose `FAKE_CUDA_TRACE` is its path.
+    ///
+    /// # Panics
+    /// When there is no room for a file.
+    #[expect(clippy::new_without_default, reason = "it makes a file")]
+    pub fn new() -> Self {
+        Self(tempfile::NamedTempFile::new().expect("a temporary file"))
+    }
+
+    /// Its file.
+    ///
+    /// # Panics
+    /// When the temporary folder's name is no text.
+    pub fn path(&self) -> &str {
+        self.0.path().to_str().expect("a path of a test")
+    }
+
+    /// In a child: how often it has called this function so far.
+    ///
+    /// # Panics
+    /// When the child was started without a trace.
+    pub fn count(call: &str) -> usize {
+        let path = std::env::var_os("FAKE_CUDA_TRACE").expect("a child with a trace");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().filter(|line| line.split(' ').next() == Some(call)).count()
+    }
+}
+
+/// Late, at once, and in between, with the GPU's lanes in each order.
+pub const MODES: &[Settings<'static>] = &[
+    &[],
+    &[("FAKE_CUDA_MODE", "sync"), ("FAKE_CUDA_ORDER", "1")],
+    &[("FAKE_CUDA_ORDER", "2")],
+    &[("FAKE_CUDA_MODE", "random"), ("FAKE_CUDA_SEED", "3")],
+    &[("FAKE_CUDA_MODE", "worker")],
+];
+
+/// Every way in which a GPU may read the pool.
+pub const ACCESSES: &[Settings<'static>] = &[
+    &[("TIERPACK_DEVICE_ACCESS", "registered")],
+    &[("TIERPACK_DEVICE_ACCESS", "staged")],
+    &[("TIERPACK_DEVICE_ACCESS", "ats"), ("FAKE_CUDA_ATTR_88", "1")],
+];
+
+/// A dtype that the codec knows, and words that it shortens in it.
+pub fn words_for(codec: CodecId, len: usize, version: u16) -> (Dtype, Vec<u8>) {
+    let mut bytes = vec![0; len];
+    match codec {
+        CodecId::Planes4 | CodecId::Planes3 | CodecId::Planes222 => {
+            let mut random = Random::new(u64::from(version) + 1);
+            for (n, word) in bytes.chunks_exact_mut(2).enumerate() {
+                let any = random.next_u64();
+                // bf16: exponents that differ little, and every 64th any bits.
+                let exponent = 126 - u64::from(random.next_u64().trailing_zeros() % 8);
+                let value = if n % 64 == 0 { any } else { any & !0x7F80 | exponent << 7 };
+                word.copy_from_slice(&value.to_le_bytes()[..2]);
+            }
+            (Dtype::Bf16, bytes)
+        }
+        CodecId::Sparse => {
+            let mut random = Random::new(u64::from(version) + 1);
+            for word in bytes.chunks_exact_mut(4).step_by(9) {
+                word.copy_from_slice(&random.next_u64().to_le_bytes()[..4]);
+            }
+            (Dtype::F32, bytes)
+        }
+        _ => {
+            Words::Compressible.fill(&mut bytes, 7, version, 0);
+            (Dtype::U64, bytes)
+        }
+    }
+}
+
+/// Puts a tensor of that codec, and opens it; its bytes are those of [`words_for`].
+///
+/// # Panics
+/// When it cannot be put.
+pub fn put_with(client: &Client, name: &str, codec: CodecId, rows: u64, row_bytes: u64) -> (Handle, Vec<u8>) {
+    let len = usize::try_from(rows * row_bytes).expect("a tensor of a test");
+    let (dtype, bytes) = words_for(codec, len, 1);
+    let options = PutOptions::new().codec(CodecChoice::Only(codec)).overwrite(true);
+    let shape = [rows, row_bytes * 8 / u64::from(dtype.bits())];
+    client.put_with(name, dtype, &shape, &mut &bytes[..], &options).expect("put a tensor");
+    (client.open(name).expect("it was put"), bytes)
+}

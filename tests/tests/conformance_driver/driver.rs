@@ -1,0 +1,150 @@
+//! A target: the kernels of the committed images, launched through the driver.
+#![expect(unsafe_code, reason = "a kernel is given addresses of memory that this file keeps")]
+
+use std::sync::{Arc, OnceLock};
+
+use tierpack_kernels::cuda::abi::{BlockJob, OverlayJob, Status};
+use tierpack_kernels::cuda::driver::{Device, DeviceBuffer, GpuError, Kernels, Run, Stream, Work};
+use tierpack_kernels::cuda::form::device_form;
+use tierpack_kernels::cuda::images::Module;
+use tierpack_kernels::cuda::launch::{
+    READ_UNIT, StoredBlock, StoredOverlay, block_job, decode_launches, overlay_job, overlay_launch,
+};
+use tierpack_shm::overlay::Overlay;
+use tierpack_shm::types::index;
+use tierpack_tests::device::stand_in;
+
+use crate::target::{Case, Fault, Target};
+
+/// The kernels that the suite launches.
+const KERNELS: &[&str] = &[
+    "decode_raw",
+    "decode_ibp",
+    "decode_planes4",
+    "decode_planes3",
+    "decode_planes222",
+    "decode_sparse",
+    "overlay_rows",
+];
+/// Bytes around the output that no kernel may write.
+const MARGIN: usize = 64;
+const CANARY: u8 = 0x5C;
+
+/// An open device with its kernels.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    device: Arc<Device>,
+    kernels: Kernels,
+    stream: Stream,
+}
+
+/// The device of this process; none where an installed driver was asked for and there is no GPU.
+pub(crate) fn drivers() -> Vec<&'static Driver> {
+    static DRIVER: OnceLock<Result<Driver, GpuError>> = OnceLock::new();
+    match DRIVER.get_or_init(Driver::open) {
+        Ok(driver) => vec![driver],
+        Err(error @ (GpuError::NoDriver { .. } | GpuError::NoDevice))
+            if std::env::var_os("TIERPACK_REQUIRE_GPU").is_none() =>
+        {
+            println!("skipped: no CUDA device: {error}");
+            Vec::new()
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+impl Driver {
+    fn open() -> Result<Self, GpuError> {
+        let device = Device::open_in(Some(stand_in().as_os_str()), 0)?;
+        let kernels = Kernels::load(&device, Module::Decode, KERNELS)?;
+        let stream = Stream::new(&device)?;
+        Ok(Self { device, kernels, stream })
+    }
+
+    /// A copy in device memory, as long as reads of a block may go and not longer.
+    fn copy(&self, bytes: &[u8]) -> DeviceBuffer {
+        let mut padded = bytes.to_vec();
+        padded.resize(bytes.len().next_multiple_of(index(READ_UNIT)), 0xC3);
+        let mut buffer = DeviceBuffer::new(&self.device, padded.len() as u64).expect("device memory");
+        buffer.write(&padded, &self.stream).expect("a copy");
+        buffer
+    }
+
+    /// The jobs of the overlays, level by level, and what they lead to.
+    fn overlays(&self, case: &Case, base: u64, work: &mut Work) -> Result<Vec<DeviceBuffer>, Fault> {
+        let mut sources = Vec::new();
+        for level in &case.overlays {
+            let start = work.overlays.len();
+            for (block_idx, bytes) in level {
+                let shape = case.geometry.block(*block_idx);
+                let overlay = Overlay::parse(bytes).map_err(|_| Fault::Header)?;
+                let source = self.copy(bytes);
+                let job: OverlayJob = overlay_job(&StoredOverlay {
+                    n_rows: overlay.n_rows(),
+                    row_bytes: overlay.row_bytes(),
+                    rows_at: overlay.rows_at(),
+                    raw_len: shape.raw_bytes,
+                    src: source.address(),
+                    out: base + shape.byte_offset,
+                    number: u32::try_from(*block_idx).expect("few blocks"),
+                })
+                .map_err(|_| Fault::Header)?;
+                work.overlays.push(job);
+                sources.push(source);
+            }
+            work.overlay_launches.push(overlay_launch(start..work.overlays.len()));
+        }
+        Ok(sources)
+    }
+
+    fn run(&self, work: &Work) -> Status {
+        let mut run = Run::new(&self.device, work).expect("a run");
+        // SAFETY: the run is new; what the jobs lead to is kept by the caller until the event has fired.
+        unsafe { run.submit(&self.kernels, work, &self.stream) }.expect("launches");
+        run.event().synchronize().expect("kernels that follow the rules");
+        run.status()
+    }
+}
+
+impl Target for &Driver {
+    fn name(&self) -> String {
+        format!("the driver, {}", self.device.facts().name)
+    }
+
+    fn decode(&self, case: &Case) -> Result<Vec<u8>, Fault> {
+        let raw_len = index(case.geometry.raw_bytes());
+        let mut out = vec![CANARY; raw_len + 2 * MARGIN];
+        let mut target = DeviceBuffer::new(&self.device, out.len() as u64).expect("device memory");
+        target.write(&out, &self.stream).expect("a copy");
+        let base = target.address() + MARGIN as u64;
+        let form = case.coder.as_ref().map(|coder| self.copy(&device_form(coder)));
+        let sources: Vec<_> = case.blocks.iter().map(|bytes| self.copy(bytes)).collect();
+        let mut jobs = Vec::new();
+        for ((block_idx, header), source) in (0..).zip(&case.blocks).zip(&sources) {
+            let block = StoredBlock {
+                block_idx,
+                header,
+                src: source.address(),
+                form: form.as_ref().map_or(0, DeviceBuffer::address),
+                out: base + case.geometry.block(block_idx).byte_offset,
+                number: u32::try_from(block_idx).expect("few blocks"),
+            };
+            jobs.push(block_job(case.coder.as_ref(), &case.geometry, &block).map_err(|_| Fault::Header)?);
+        }
+        let launches = decode_launches(&mut jobs, self.device.facts().n_multiprocessors);
+        let blocks: Vec<BlockJob> = jobs.into_iter().map(|(_, job)| job).collect();
+        let mut work = Work { blocks, launches, ..Work::default() };
+        let _overlays = self.overlays(case, base, &mut work)?;
+        let status = self.run(&work);
+        target.read(&mut out, &self.stream).expect("a copy");
+        let raw = out[MARGIN..][..raw_len].to_vec();
+        out.drain(MARGIN..MARGIN + raw_len);
+        assert!(out.iter().all(|&byte| byte == CANARY), "{}: a write beside the output", case.name);
+        match status.flags {
+            0 => Ok(raw),
+            flags if flags & Status::OVERFLOW != 0 => Err(Fault::Overflow),
+            flags if flags & Status::NO_ESCAPE != 0 => Err(Fault::NoEscape),
+            _ => Err(Fault::Overlay),
+        }
+    }
+}
