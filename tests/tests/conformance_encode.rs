@@ -198,7 +198,7 @@ fn blocks_of_several_shapes_encode_in_one_launch() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(device::cases(300))]
     #[test]
     fn any_tensor_encodes_as_on_the_cpu(
         codec in proptest::sample::select(&CODECS[..]),

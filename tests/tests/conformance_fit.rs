@@ -173,7 +173,7 @@ fn several_blocks_share_their_counters() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(device::cases(100))]
     #[test]
     fn any_bytes_are_counted_as_on_the_cpu(
         dtype in proptest::sample::select(Dtype::ALL),

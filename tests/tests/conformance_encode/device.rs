@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "kernels follow the addresses that they are given")]
 
 use cusim::{Kernel, Opts, Shape};
+use proptest::prelude::ProptestConfig;
 use tierpack_kernels::cuda::launch::Launch;
 
 /// What memory holds before anything is written, and what stays around it.
@@ -58,4 +59,14 @@ pub(crate) fn run(launch: &Launch, args: &mut [Vec<u8>], order: u32) {
     // SAFETY: the tests give parameters of the kernel's types, and addresses of memory that is there.
     let run = unsafe { kernel.launch(&shape, args, Opts::order(order, 7)) };
     run.map_err(|error| error.to_string()).expect(name);
+}
+
+/// So many random cases, or as many as the variable `PROPTEST_CASES` says.
+pub(crate) fn cases(usual: u32) -> ProptestConfig {
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    if std::env::var_os("PROPTEST_CASES").is_some() {
+        config
+    } else {
+        ProptestConfig { cases: usual, ..config }
+    }
 }
