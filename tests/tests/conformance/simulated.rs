@@ -65,6 +65,31 @@ impl Target for Simulated {
     fn decode(&self, case: &Case) -> Result<Vec<u8>, Fault> {
         self.decode_together(&[case]).map(|mut raw| raw.swap_remove(0))
     }
+
+    fn decode_together(&self, cases: &[&Case]) -> Result<Vec<Vec<u8>>, Fault> {
+        let mut status = Status::CLEAR;
+        let placed: Vec<Placed> = cases.iter().map(|case| Placed::new(case)).collect();
+        let mut jobs = Vec::new();
+        for (case, placed) in cases.iter().zip(&placed) {
+            jobs.extend(placed.jobs(case, jobs.len())?);
+        }
+        let launches = decode_launches(&mut jobs, N_MULTIPROCESSORS);
+        let jobs: Vec<BlockJob> = jobs.into_iter().map(|(_, job)| job).collect();
+        for launch in &launches {
+            let parameters = [vec_of(launch.warp_bytes)];
+            self.run(
+                launch,
+                jobs[launch.jobs.clone()].as_ptr().expose_provenance(),
+                &parameters,
+                &mut status,
+            );
+        }
+        for (case, placed) in cases.iter().zip(&placed) {
+            self.overlay(case, placed.base, &mut status)?;
+        }
+        let raw = placed.into_iter().zip(cases).map(|(placed, case)| placed.raw(case)).collect();
+        if status == Status::CLEAR { Ok(raw) } else { Err(fault(status, jobs.len())) }
+    }
 }
 
 /// One tensor in the memory of the stand-in device.
@@ -124,32 +149,6 @@ impl Placed {
 }
 
 impl Simulated {
-    /// The raw bytes of several tensors, whose blocks are decoded by the same launches; a fault of any is that of all.
-    pub(crate) fn decode_together(&self, cases: &[&Case]) -> Result<Vec<Vec<u8>>, Fault> {
-        let mut status = Status::CLEAR;
-        let placed: Vec<Placed> = cases.iter().map(|case| Placed::new(case)).collect();
-        let mut jobs = Vec::new();
-        for (case, placed) in cases.iter().zip(&placed) {
-            jobs.extend(placed.jobs(case, jobs.len())?);
-        }
-        let launches = decode_launches(&mut jobs, N_MULTIPROCESSORS);
-        let jobs: Vec<BlockJob> = jobs.into_iter().map(|(_, job)| job).collect();
-        for launch in &launches {
-            let parameters = [vec_of(launch.warp_bytes)];
-            self.run(
-                launch,
-                jobs[launch.jobs.clone()].as_ptr().expose_provenance(),
-                &parameters,
-                &mut status,
-            );
-        }
-        for (case, placed) in cases.iter().zip(&placed) {
-            self.overlay(case, placed.base, &mut status)?;
-        }
-        let raw = placed.into_iter().zip(cases).map(|(placed, case)| placed.raw(case)).collect();
-        if status == Status::CLEAR { Ok(raw) } else { Err(fault(status, jobs.len())) }
-    }
-
     fn overlay(&self, case: &Case, base: u64, status: &mut Status) -> Result<(), Fault> {
         for level in &case.overlays {
             let sources: Vec<Memory> = level.iter().map(|(_, bytes)| Memory::new(bytes)).collect();

@@ -39,6 +39,11 @@ pub(crate) trait Target {
 
     /// The raw bytes of all blocks.
     fn decode(&self, case: &Case) -> Result<Vec<u8>, Fault>;
+
+    /// The raw bytes of several tensors, in the same launches where it has any; a fault of one is that of all.
+    fn decode_together(&self, cases: &[&Case]) -> Result<Vec<Vec<u8>>, Fault> {
+        cases.iter().map(|case| self.decode(case)).collect()
+    }
 }
 
 /// The codecs of the processor, at one level.
