@@ -16,9 +16,20 @@ fn names_after(text: &str, marker: &str) -> BTreeSet<String> {
     names.collect()
 }
 
-/// Kernels that a source defines: `KERNEL void NAME(`.
+/// Kernels that a source defines: `KERNEL void NAME(`, perhaps with bounds or a macro of them before the name.
 pub(crate) fn defined(text: &str) -> BTreeSet<String> {
-    names_after(text, "KERNEL void ")
+    let code = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let code: Vec<_> = code.map(|line| line.split("//").next().unwrap_or_default()).collect();
+    code.join(" ").split("KERNEL void ").skip(1).filter_map(name_of).collect()
+}
+
+/// The first word before a parenthesis that is not `__launch_bounds__`.
+fn name_of(definition: &str) -> Option<String> {
+    let (before, after) = definition.split_once('(')?;
+    match before.split_whitespace().last()? {
+        "__launch_bounds__" => name_of(after.split_once(')')?.1),
+        name => Some(name.to_owned()),
+    }
 }
 
 /// Kernels that a source hands to the simulator: `EXPORT_KERNEL(NAME)`.
@@ -49,6 +60,8 @@ mod tests {
             KERNEL void b_2(\n  int a) {}\nEXPORT_KERNEL(decode_raw)\n#define EXPORT_KERNEL(f)\n";
         assert_eq!(defined(source), set(["decode_raw", "b_2"]));
         assert_eq!(exported(source), set(["decode_raw"]));
+        let bounded = "KERNEL void BOUNDS a(int n)\nKERNEL void __launch_bounds__(128)\n    b(int n) {}";
+        assert_eq!(defined(bounded), set(["a", "b"]));
     }
 
     #[test]
