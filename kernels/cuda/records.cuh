@@ -151,7 +151,8 @@ DEV void decode_records(const Codec& codec, const BlockJob& job, unsigned char* 
   const Team<LANES> team = team_of_thread<LANES>();
   const uint32_t number = threadIdx.x / LANES, n_teams = blockDim.x / LANES;
   const uint32_t room = warp_bytes / (32 / LANES) & ~15u;
-  unsigned char* const ring = shared + number * room;
+  // Within the memory of the warp, as warps may be at different jobs, with teams of other lengths.
+  unsigned char* const ring = shared + threadIdx.x / 32 * warp_bytes + number % (32 / LANES) * room;
   Places places;
   places.run_stride = (job.records - 1) * job.record_stride + job.tail_stride;
   places.run_elems = (job.records - 1) * RECORD_ELEMS + job.tail_elems;
@@ -195,4 +196,6 @@ DEV void decode_job(const Codec& codec, const BlockJob& job, unsigned char* shar
   } else {
     decode_records<32>(codec, job, shared, warp_bytes, status);
   }
+  // The next job may have longer teams, which copy over the windows of several of these.
+  __syncwarp(FULL);
 }

@@ -59,7 +59,8 @@ fn on_device(coder: &Coder, geometry: &Geometry, raw: &[u8], skip: usize, order:
         .collect();
     let mut raw_memory = Memory::of(raw, skip);
     let mut form = Memory::of(&device_form(coder), 0);
-    let mut works: Vec<_> = plans.iter().map(|plan| Memory::new(index(plan.work_len()))).collect();
+    let mut works: Vec<_> =
+        plans.iter().map(|plan| Memory::of(&vec![device::FILL; index(plan.work_len())], 0)).collect();
     let (raw_at, form_at) = (raw_memory.address(), form.address());
     let jobs: Vec<EncodeJob> = (0..)
         .zip(plans.iter().zip(&mut works))
@@ -72,7 +73,7 @@ fn on_device(coder: &Coder, geometry: &Geometry, raw: &[u8], skip: usize, order:
     let records = records_launch(&plans, MULTIPROCESSORS).expect("a block");
     let mut args = vec![
         job_memory.address().to_le_bytes().to_vec(),
-        u32::try_from(jobs.len()).unwrap().to_le_bytes().to_vec(),
+        u32::try_from(jobs.len()).expect("a small number").to_le_bytes().to_vec(),
         records.warp_bytes.to_le_bytes().to_vec(),
     ];
     device::run(&records, &mut args, order);

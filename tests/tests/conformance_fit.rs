@@ -25,7 +25,7 @@ use model::{Model, Random, exponent_bits};
 /// Runs a kernel that takes jobs and their number.
 fn count(launch: &Launch, jobs: &[CountJob], order: u32) {
     let mut memory = Memory::of(jobs.as_bytes(), 0);
-    let n_jobs = u32::try_from(jobs.len()).unwrap();
+    let n_jobs = u32::try_from(jobs.len()).expect("a small number");
     let mut args = [memory.address().to_le_bytes().to_vec(), n_jobs.to_le_bytes().to_vec()];
     device::run(launch, &mut args, order);
 }
@@ -149,7 +149,7 @@ fn every_dtype_is_counted_as_on_the_cpu() {
             for shape in [[4, 1348], [17, 12], [1, 4]] {
                 let geometry = Geometry::new(dtype, &shape, access, None).expect("a valid shape");
                 let mut random = Random(seed);
-                let codec = if exponent_bits(dtype).is_some() { CodecId::Planes3 } else { CodecId::Ibp };
+                let codec = if model::has(CodecId::Planes3, dtype) { CodecId::Planes3 } else { CodecId::Ibp };
                 let raw = Model::new(codec, &geometry, &mut random).raw(&geometry, 0, &mut random);
                 check(&geometry, &raw, 0);
             }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::nvrtc::{Compiled, Nvrtc};
+use crate::nvrtc::{self, Compiled, Nvrtc};
 use crate::report::{self, Usage};
 use crate::{sass, sources};
 
@@ -152,6 +152,12 @@ pub(crate) fn check(
     findings.extend(differences(&folders.images, fresh.path())?);
     findings.extend(kernel_findings(&folders.sources, &folders.images)?);
     let Some(disassembler) = sass::Disassembler::find(toolkit) else {
+        if crate::tools_are_required() {
+            bail!(
+                "neither nvdisasm nor cuobjdump is found, and TIERPACK_REQUIRE_TOOLS is 1\n{}",
+                nvrtc::HELP
+            );
+        }
         writeln!(out, "skipped: neither cuobjdump nor nvdisasm is found, so SASS is not looked at")?;
         return Ok(findings);
     };

@@ -88,6 +88,11 @@ fn main() -> ExitCode {
     }
 }
 
+/// Whether nothing may be skipped for want of a tool: so in CI.
+fn tools_are_required() -> bool {
+    std::env::var_os("TIERPACK_REQUIRE_TOOLS").is_some_and(|value| value == "1")
+}
+
 fn run(what: &What, out: &mut dyn Write) -> Result<()> {
     match what {
         What::Gen { toolkit, line_info } => {
@@ -106,7 +111,7 @@ fn run(what: &What, out: &mut dyn Write) -> Result<()> {
         What::Check { toolkit } => {
             let folder = toolkit.folder();
             let Some(nvrtc) = Nvrtc::open(folder.as_deref())? else {
-                if std::env::var_os("TIERPACK_REQUIRE_TOOLS").is_some_and(|value| value == "1") {
+                if tools_are_required() {
                     bail!("no NVRTC library is found, and TIERPACK_REQUIRE_TOOLS is 1\n{}", nvrtc::HELP);
                 }
                 writeln!(out, "skipped: no NVRTC library is found, so the images are not checked")?;

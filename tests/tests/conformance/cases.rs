@@ -8,7 +8,9 @@ use tierpack_shm::types::{Access, CodecId, Dtype};
 
 use crate::make::{Plan, encode, is_coded};
 use crate::random::Random;
+use crate::simulated::simulated;
 use crate::suite::agree;
+use crate::target::{Case, Target, processors};
 
 const ACCESSES: [Access; 2] = [Access::Rows, Access::Whole];
 
@@ -35,6 +37,25 @@ fn every_codec_dtype_and_access() {
         });
         let (n, coded) = run(plans);
         println!("{codec}: {n} cases, {coded} coded");
+    }
+}
+
+#[test]
+fn tensors_of_all_kinds_are_decoded_together() {
+    let plan = |codec, dtype, seed| {
+        let access = ACCESSES[usize::from(seed % 2 == 1)];
+        Plan { codec, dtype, access, rows: 9 + 40 * (seed % 3), columns: 150 + 300 * (seed % 4), seed }
+    };
+    let mut cases = Vec::new();
+    for (dtype, seed) in Dtype::ALL.iter().cycle().zip(0..60) {
+        cases.extend(CodecId::ALL.iter().filter_map(|&codec| plan(codec, *dtype, seed).case()));
+    }
+    let expected: Vec<_> =
+        cases.iter().map(|case| processors()[0].decode(case).expect("a good case")).collect();
+    let cases: Vec<&Case> = cases.iter().collect();
+    assert!(cases.len() > 200);
+    for target in simulated() {
+        assert!(target.decode_together(&cases).as_ref() == Ok(&expected), "{}", target.name());
     }
 }
 
@@ -129,7 +150,7 @@ fn special_floats() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_tensor(

@@ -1,6 +1,6 @@
 //! Numbers that look random and are the same in every run.
 
-/// A generator of 64-bit numbers (SplitMix64, Steele et al. 2014).
+/// A generator of 64-bit numbers (`SplitMix64`, Steele et al. 2014).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 

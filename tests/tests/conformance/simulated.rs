@@ -10,7 +10,7 @@ use tierpack_kernels::cuda::launch::{
     Launch, READ_UNIT, StoredBlock, StoredOverlay, block_job, decode_launches, overlay_job, overlay_launch,
 };
 use tierpack_shm::overlay::Overlay;
-use tierpack_shm::types::index;
+use tierpack_shm::types::{CodecId, index};
 
 use crate::target::{Case, Fault, Target};
 
@@ -30,9 +30,13 @@ const CANARY: u8 = 0x5C;
 /// Multiprocessors that launches are planned for: few, as thread blocks run one after the other.
 const N_MULTIPROCESSORS: u32 = 1;
 
+/// What memory is made of: bytes up to the end of the last unit may be read.
+const UNIT_BYTES: usize = 64;
+const _: () = assert!(UNIT_BYTES as u64 == READ_UNIT);
+
 /// Memory whose address is a multiple of 64, as long as reads of a block may go and not longer.
 #[repr(align(64))]
-struct Unit(#[expect(dead_code, reason = "kernels read it")] [u8; READ_UNIT as usize]);
+struct Unit(#[expect(dead_code, reason = "kernels read it")] [u8; UNIT_BYTES]);
 
 /// Memory of a stand-in device.
 struct Memory(Vec<Unit>);
@@ -41,11 +45,11 @@ impl Memory {
     /// A copy; the bytes up to the end of the last unit are noise.
     fn new(bytes: &[u8]) -> Self {
         let unit = |bytes: &[u8]| {
-            let mut unit = [0xC3; READ_UNIT as usize];
+            let mut unit = [0xC3; UNIT_BYTES];
             unit[..bytes.len()].copy_from_slice(bytes);
             Unit(unit)
         };
-        Self(bytes.chunks(index(READ_UNIT)).map(unit).collect())
+        Self(bytes.chunks(UNIT_BYTES).map(unit).collect())
     }
 
     fn address(&self) -> u64 {
@@ -59,30 +63,74 @@ impl Target for Simulated {
     }
 
     fn decode(&self, case: &Case) -> Result<Vec<u8>, Fault> {
-        let mut status = Status::CLEAR;
+        self.decode_together(&[case]).map(|mut raw| raw.swap_remove(0))
+    }
+}
+
+/// One tensor in the memory of the stand-in device.
+struct Placed {
+    form: Option<Memory>,
+    sources: Vec<Memory>,
+    out: Vec<u8>,
+    /// Where the raw bytes start in `out`.
+    start: usize,
+    /// The address of the first raw byte.
+    base: u64,
+}
+
+impl Placed {
+    fn new(case: &Case) -> Self {
         let mut hasher = DefaultHasher::new();
         case.name.hash(&mut hasher);
         // Outputs of any alignment, half of them aligned.
         let skew = [0, 0, 0, 0, 8, 4, 2, 1][index(hasher.finish() % 8)];
-        let raw_len = index(case.geometry.raw_bytes());
-        let mut out = vec![CANARY; MARGIN + raw_len + 2 * MARGIN];
+        let mut out = vec![CANARY; MARGIN + index(case.geometry.raw_bytes()) + 2 * MARGIN];
         // The first multiple of 16 after the margin, and the skew.
         let start = MARGIN + (16 - (out.as_ptr().addr() + MARGIN) % 16) % 16 + skew;
         let base = out.as_mut_ptr().expose_provenance() as u64 + start as u64;
+        Self {
+            form: case.coder.as_ref().map(device_form).map(|form| Memory::new(&form)),
+            sources: case.blocks.iter().map(|bytes| Memory::new(bytes)).collect(),
+            out,
+            start,
+            base,
+        }
+    }
 
-        let form = case.coder.as_ref().map(device_form).map(|form| Memory::new(&form));
-        let sources: Vec<Memory> = case.blocks.iter().map(|bytes| Memory::new(bytes)).collect();
-        let mut jobs = Vec::new();
-        for ((block_idx, bytes), source) in (0..).zip(&case.blocks).zip(&sources) {
+    /// The jobs of all blocks, numbered from `first` on.
+    fn jobs(&self, case: &Case, first: usize) -> Result<Vec<(CodecId, BlockJob)>, Fault> {
+        let blocks = (0..).zip(case.blocks.iter().zip(&self.sources));
+        let jobs = blocks.map(|(block_idx, (bytes, source))| {
             let block = StoredBlock {
                 block_idx,
                 header: &bytes[..64],
                 src: source.address(),
-                form: form.as_ref().map_or(0, Memory::address),
-                out: base + case.geometry.block(block_idx).byte_offset,
-                number: u32::try_from(block_idx).expect("few blocks"),
+                form: self.form.as_ref().map_or(0, Memory::address),
+                out: self.base + case.geometry.block(block_idx).byte_offset,
+                number: u32::try_from(first as u64 + block_idx).expect("few blocks"),
             };
-            jobs.push(block_job(case.coder.as_ref(), &case.geometry, &block).map_err(|_| Fault::Header)?);
+            block_job(case.coder.as_ref(), &case.geometry, &block).map_err(|_| Fault::Header)
+        });
+        jobs.collect()
+    }
+
+    /// The raw bytes; nothing beside them has been written.
+    fn raw(self, case: &Case) -> Vec<u8> {
+        let end = self.start + index(case.geometry.raw_bytes());
+        let beside = self.out[..self.start].iter().chain(&self.out[end..]);
+        assert!(beside.into_iter().all(|&byte| byte == CANARY), "{}: a write beside the output", case.name);
+        self.out[self.start..end].to_vec()
+    }
+}
+
+impl Simulated {
+    /// The raw bytes of several tensors, whose blocks are decoded by the same launches; a fault of any is that of all.
+    pub(crate) fn decode_together(&self, cases: &[&Case]) -> Result<Vec<Vec<u8>>, Fault> {
+        let mut status = Status::CLEAR;
+        let placed: Vec<Placed> = cases.iter().map(|case| Placed::new(case)).collect();
+        let mut jobs = Vec::new();
+        for (case, placed) in cases.iter().zip(&placed) {
+            jobs.extend(placed.jobs(case, jobs.len())?);
         }
         let launches = decode_launches(&mut jobs, N_MULTIPROCESSORS);
         let jobs: Vec<BlockJob> = jobs.into_iter().map(|(_, job)| job).collect();
@@ -95,18 +143,13 @@ impl Target for Simulated {
                 &mut status,
             );
         }
-        self.overlay(case, base, &mut status)?;
-        assert!(out[..start].iter().all(|&byte| byte == CANARY), "{}: a write before the output", case.name);
-        let end = start + raw_len;
-        assert!(out[end..].iter().all(|&byte| byte == CANARY), "{}: a write after the output", case.name);
-        match status {
-            Status::CLEAR => Ok(out[start..end].to_vec()),
-            status => Err(fault(case, status)),
+        for (case, placed) in cases.iter().zip(&placed) {
+            self.overlay(case, placed.base, &mut status)?;
         }
+        let raw = placed.into_iter().zip(cases).map(|(placed, case)| placed.raw(case)).collect();
+        if status == Status::CLEAR { Ok(raw) } else { Err(fault(status, jobs.len())) }
     }
-}
 
-impl Simulated {
     fn overlay(&self, case: &Case, base: u64, status: &mut Status) -> Result<(), Fault> {
         for level in &case.overlays {
             let sources: Vec<Memory> = level.iter().map(|(_, bytes)| Memory::new(bytes)).collect();
@@ -139,7 +182,10 @@ impl Simulated {
         let mut args = vec![vec_of(jobs as u64), vec_of(n_jobs)];
         args.extend_from_slice(parameters);
         args.push(vec_of(status as u64));
-        let shape = Shape { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes };
+        // In one order, thread blocks go on from job to job, as where there are more jobs than fit a grid.
+        let [x, y, z] = launch.grid;
+        let grid = [if self.0 == Order::Reverse { x.min(2) } else { x }, y, z];
+        let shape = Shape { grid, block: launch.block, shared_bytes: launch.shared_bytes };
         // SAFETY: the parameters are those of the kernel; jobs, blocks, metadata, output and status live until it
         // has run, as the caller keeps them, and the kernel stays within them by its contract, which the tests check.
         let run = unsafe { kernel.launch(&shape, &mut args, Opts::new(self.0)) };
@@ -152,8 +198,8 @@ fn vec_of<T: Into<u64> + Copy>(value: T) -> Vec<u8> {
 }
 
 /// The fault of the first flag; the number is that of a block.
-fn fault(case: &Case, status: Status) -> Fault {
-    assert!(u64::from(status.first) < case.geometry.n_blocks(), "{}: {status:?}", case.name);
+fn fault(status: Status, n_jobs: usize) -> Fault {
+    assert!((status.first as usize) < n_jobs, "{status:?}");
     match status.flags {
         flags if flags & Status::OVERFLOW != 0 => Fault::Overflow,
         flags if flags & Status::NO_ESCAPE != 0 => Fault::NoEscape,

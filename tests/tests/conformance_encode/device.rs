@@ -5,7 +5,7 @@ use cusim::{Kernel, Opts, Shape};
 use tierpack_kernels::cuda::launch::Launch;
 
 /// What memory holds before anything is written, and what stays around it.
-const FILL: u8 = 0xA5;
+pub(crate) const FILL: u8 = 0xA5;
 
 /// Bytes around a memory that no kernel may write.
 const GUARD: usize = 64;
@@ -18,11 +18,6 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Memory of `len` bytes that were never written.
-    pub(crate) fn new(len: usize) -> Self {
-        Self::of(&vec![FILL; len], 0)
-    }
-
     /// A copy of `bytes`, `skip` bytes behind a multiple of 16.
     pub(crate) fn of(bytes: &[u8], skip: usize) -> Self {
         let n_units = (2 * GUARD + skip + bytes.len()).div_ceil(16);
@@ -62,5 +57,5 @@ pub(crate) fn run(launch: &Launch, args: &mut [Vec<u8>], order: u32) {
     let shape = Shape { grid, block, shared_bytes };
     // SAFETY: the tests give parameters of the kernel's types, and addresses of memory that is there.
     let run = unsafe { kernel.launch(&shape, args, Opts::order(order, 7)) };
-    run.unwrap_or_else(|error| panic!("{name}: {error}"));
+    run.map_err(|error| error.to_string()).expect(name);
 }

@@ -147,10 +147,10 @@ impl Model {
         let bits = if random.below(2) == 0 {
             0
         } else {
-            u32::try_from(random.below((low_bits + 1).into())).unwrap()
+            u32::try_from(random.below((low_bits + 1).into())).expect("a small number")
         };
         if bits > 0 {
-            let first = u32::try_from(random.below((low_bits - bits + 1).into())).unwrap();
+            let first = u32::try_from(random.below((low_bits - bits + 1).into())).expect("a small number");
             self.dropped = (first, bits, random.next() & low(bits));
         }
         let per_column = geometry.row_bytes() <= 64 << 10 && random.below(2) == 1;
@@ -167,8 +167,12 @@ impl Model {
         let value_len = if bits == 0 { 0 } else { self.word_bytes };
         let body =
             [exponents(&self.table), value.to_le_bytes()[..value_len].to_vec(), self.bases.clone()].concat();
-        let own =
-            [u8::try_from(first).unwrap(), u8::try_from(bits).unwrap(), if per_column { 2 } else { 0 }, 0];
+        let own = [
+            u8::try_from(first).expect("a small number"),
+            u8::try_from(bits).expect("a small number"),
+            if per_column { 2 } else { 0 },
+            0,
+        ];
         let kept = u64::from(low_bits - bits);
         let codec = self.codec;
         let least = |n: u64| {
@@ -191,7 +195,7 @@ impl Model {
         let group_elems = random.of(&[8_u8, 16, 32, 64]);
         let dictionary = random.of(&[0_u8, 1, 2, 5, 9]);
         let n_words = if dictionary == 0 { 0 } else { 1 << (dictionary - 1) };
-        let word_bits = 8 * u32::try_from(self.word_bytes).unwrap();
+        let word_bits = 8 * u32::try_from(self.word_bytes).expect("a small number");
         // Some words of the dictionary are alike, and some may be the common one.
         let few = random.of(&[low(word_bits), 0xF0]);
         self.words = (0..=n_words).map(|_| random.next() & few).collect();
@@ -227,7 +231,7 @@ impl Model {
         };
         let record_stride = if run_elems(0) >= 1024 { stride(1024) } else { 0 };
         let tail_stride = if tail_elems == 1024 { record_stride } else { stride(tail_elems) };
-        let four = |value: u64| u32::try_from(value).unwrap().to_le_bytes();
+        let four = |value: u64| u32::try_from(value).expect("a small number").to_le_bytes();
         let access = if geometry.access() == Access::Rows { 1 } else { 2 };
         let mut bytes = b"TPM1\x01\0".to_vec();
         bytes.extend([self.codec as u8, dtype as u8]);
@@ -263,7 +267,7 @@ impl Model {
 
     /// A word that fits, at byte `at` of its row and byte `run_at` of the tensor.
     fn word(&self, run_at: usize, at: usize, random: &mut Random) -> u64 {
-        let bits = 8 * u32::try_from(self.word_bytes).unwrap();
+        let bits = 8 * u32::try_from(self.word_bytes).expect("a small number");
         let unrotated = |word: u64| (word >> 1 | word << (bits - 1)) & low(bits);
         match self.codec {
             CodecId::Sparse => {
