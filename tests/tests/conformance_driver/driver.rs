@@ -97,6 +97,54 @@ impl Driver {
         Ok(sources)
     }
 
+    /// The raw bytes of several tensors, whose blocks are decoded by the same launches; a fault of any is that of all.
+    pub(crate) fn decode_together(&self, cases: &[&Case]) -> Result<Vec<Vec<u8>>, Fault> {
+        let (mut jobs, mut work, mut kept, mut outs) = (Vec::new(), Work::default(), Vec::new(), Vec::new());
+        for case in cases {
+            let len = index(case.geometry.raw_bytes()) + 2 * MARGIN;
+            let mut out = DeviceBuffer::new(&self.device, len as u64).expect("device memory");
+            out.write(&vec![CANARY; len], &self.stream).expect("a copy");
+            let base = out.address() + MARGIN as u64;
+            let form = case.coder.as_ref().map(|coder| self.copy(&device_form(coder)));
+            let form_address = form.as_ref().map_or(0, DeviceBuffer::address);
+            kept.extend(form);
+            for (block_idx, header) in (0..).zip(&case.blocks) {
+                let source = self.copy(header);
+                let block = StoredBlock {
+                    block_idx,
+                    header,
+                    src: source.address(),
+                    form: form_address,
+                    out: base + case.geometry.block(block_idx).byte_offset,
+                    number: u32::try_from(jobs.len()).expect("few blocks"),
+                };
+                kept.push(source);
+                jobs.push(block_job(case.coder.as_ref(), &case.geometry, &block).map_err(|_| Fault::Header)?);
+            }
+            kept.extend(self.overlays(case, base, &mut work)?);
+            outs.push(out);
+        }
+        work.launches = decode_launches(&mut jobs, self.device.facts().n_multiprocessors);
+        work.blocks = jobs.into_iter().map(|(_, job): (_, BlockJob)| job).collect();
+        let status = self.run(&work);
+        let raw = cases.iter().zip(&outs).map(|(case, out)| self.raw(case, out)).collect();
+        match status.flags {
+            0 => Ok(raw),
+            flags if flags & Status::OVERFLOW != 0 => Err(Fault::Overflow),
+            flags if flags & Status::NO_ESCAPE != 0 => Err(Fault::NoEscape),
+            _ => Err(Fault::Overlay),
+        }
+    }
+
+    /// What was decoded, once it is sure that nothing beside it was written.
+    fn raw(&self, case: &Case, out: &DeviceBuffer) -> Vec<u8> {
+        let mut bytes = vec![0; index(out.len())];
+        out.read(&mut bytes, &self.stream).expect("a copy");
+        let raw: Vec<u8> = bytes.drain(MARGIN..MARGIN + index(case.geometry.raw_bytes())).collect();
+        assert!(bytes.iter().all(|&byte| byte == CANARY), "{}: a write beside the output", case.name);
+        raw
+    }
+
     fn run(&self, work: &Work) -> Status {
         let mut run = Run::new(&self.device, work).expect("a run");
         // SAFETY: the run is new; what the jobs lead to is kept by the caller until the event has fired.
@@ -112,39 +160,6 @@ impl Target for &Driver {
     }
 
     fn decode(&self, case: &Case) -> Result<Vec<u8>, Fault> {
-        let raw_len = index(case.geometry.raw_bytes());
-        let mut out = vec![CANARY; raw_len + 2 * MARGIN];
-        let mut target = DeviceBuffer::new(&self.device, out.len() as u64).expect("device memory");
-        target.write(&out, &self.stream).expect("a copy");
-        let base = target.address() + MARGIN as u64;
-        let form = case.coder.as_ref().map(|coder| self.copy(&device_form(coder)));
-        let sources: Vec<_> = case.blocks.iter().map(|bytes| self.copy(bytes)).collect();
-        let mut jobs = Vec::new();
-        for ((block_idx, header), source) in (0..).zip(&case.blocks).zip(&sources) {
-            let block = StoredBlock {
-                block_idx,
-                header,
-                src: source.address(),
-                form: form.as_ref().map_or(0, DeviceBuffer::address),
-                out: base + case.geometry.block(block_idx).byte_offset,
-                number: u32::try_from(block_idx).expect("few blocks"),
-            };
-            jobs.push(block_job(case.coder.as_ref(), &case.geometry, &block).map_err(|_| Fault::Header)?);
-        }
-        let launches = decode_launches(&mut jobs, self.device.facts().n_multiprocessors);
-        let blocks: Vec<BlockJob> = jobs.into_iter().map(|(_, job)| job).collect();
-        let mut work = Work { blocks, launches, ..Work::default() };
-        let _overlays = self.overlays(case, base, &mut work)?;
-        let status = self.run(&work);
-        target.read(&mut out, &self.stream).expect("a copy");
-        let raw = out[MARGIN..][..raw_len].to_vec();
-        out.drain(MARGIN..MARGIN + raw_len);
-        assert!(out.iter().all(|&byte| byte == CANARY), "{}: a write beside the output", case.name);
-        match status.flags {
-            0 => Ok(raw),
-            flags if flags & Status::OVERFLOW != 0 => Err(Fault::Overflow),
-            flags if flags & Status::NO_ESCAPE != 0 => Err(Fault::NoEscape),
-            _ => Err(Fault::Overlay),
-        }
+        self.decode_together(&[case]).map(|mut raw| raw.swap_remove(0))
     }
 }
