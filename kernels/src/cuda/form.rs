@@ -51,7 +51,7 @@ pub struct IbpForm {
     pub shift: u32,
     /// Where the groups start, from the form: 8 bytes of kept bits, 8 of values of the others, each.
     pub groups_at: u32,
-    /// Where the steps of the groups start, from the form: [`STEPS`] words of 8 bytes each; 0 where
+    /// Where the steps of the groups start, from the form: 6 words of 8 bytes each; 0 where
     /// [`IbpForm::shift`] does.
     pub steps_at: u32,
     /// 0.
