@@ -2,7 +2,7 @@
 //!
 //! A kernel never reads a block's header: [`block_job`] checks it against the tensor and the metadata, and the job
 //! that it gives holds all that the kernel needs, so that the kernel stays inside the block whatever its bytes are.
-//! One warp decodes one record, or four where no record has more than 256 elements elements; the front of a
+//! One warp decodes one record, or four where no record has more than 256 elements; the front of a
 //! record is copied into a window of shared memory, and up to four windows are under way per warp.
 //!
 //! Decode first, then the overlays, [`overlay_launch`] once per level of their chains, the oldest level first.
