@@ -1,5 +1,7 @@
 //! Every case through the driver, compared with the reference code.
 
+use tierpack_tests::device::{is_real, say};
+
 use crate::driver::drivers;
 use crate::target::{Case, Fault, Target, processors};
 
@@ -10,4 +12,14 @@ pub(crate) fn agree(case: &Case) -> Result<Vec<u8>, Fault> {
         assert!(target.decode(case) == expected, "{} at {}: it differs", case.name, target.name());
     }
     expected
+}
+
+#[test]
+fn what_is_compared_and_what_is_skipped() {
+    let names: Vec<String> = drivers().iter().map(|target| target.name()).collect();
+    say(&format!("compared: {}", names.join("; ")));
+    if !is_real() {
+        say("skipped: real driver; TIERPACK_CUDA_DRIVER=system compares the installed one");
+        assert_eq!(names, ["the driver, fakecuda CPU device"]);
+    }
 }
