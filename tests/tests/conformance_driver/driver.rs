@@ -97,8 +97,34 @@ impl Driver {
         Ok(sources)
     }
 
-    /// The raw bytes of several tensors, whose blocks are decoded by the same launches; a fault of any is that of all.
-    pub(crate) fn decode_together(&self, cases: &[&Case]) -> Result<Vec<Vec<u8>>, Fault> {
+    /// What was decoded, once it is sure that nothing beside it was written.
+    fn raw(&self, case: &Case, out: &DeviceBuffer) -> Vec<u8> {
+        let mut bytes = vec![0; index(out.len())];
+        out.read(&mut bytes, &self.stream).expect("a copy");
+        let raw: Vec<u8> = bytes.drain(MARGIN..MARGIN + index(case.geometry.raw_bytes())).collect();
+        assert!(bytes.iter().all(|&byte| byte == CANARY), "{}: a write beside the output", case.name);
+        raw
+    }
+
+    fn run(&self, work: &Work) -> Status {
+        let mut run = Run::new(&self.device, work).expect("a run");
+        // SAFETY: the run is new; what the jobs lead to is kept by the caller until the event has fired.
+        unsafe { run.submit(&self.kernels, work, &self.stream) }.expect("launches");
+        run.event().synchronize().expect("kernels that follow the rules");
+        run.status()
+    }
+}
+
+impl Target for &Driver {
+    fn name(&self) -> String {
+        format!("the driver, {}", self.device.facts().name)
+    }
+
+    fn decode(&self, case: &Case) -> Result<Vec<u8>, Fault> {
+        self.decode_together(&[case]).map(|mut raw| raw.swap_remove(0))
+    }
+
+    fn decode_together(&self, cases: &[&Case]) -> Result<Vec<Vec<u8>>, Fault> {
         let (mut jobs, mut work, mut kept, mut outs) = (Vec::new(), Work::default(), Vec::new(), Vec::new());
         for case in cases {
             let len = index(case.geometry.raw_bytes()) + 2 * MARGIN;
@@ -134,32 +160,5 @@ impl Driver {
             flags if flags & Status::NO_ESCAPE != 0 => Err(Fault::NoEscape),
             _ => Err(Fault::Overlay),
         }
-    }
-
-    /// What was decoded, once it is sure that nothing beside it was written.
-    fn raw(&self, case: &Case, out: &DeviceBuffer) -> Vec<u8> {
-        let mut bytes = vec![0; index(out.len())];
-        out.read(&mut bytes, &self.stream).expect("a copy");
-        let raw: Vec<u8> = bytes.drain(MARGIN..MARGIN + index(case.geometry.raw_bytes())).collect();
-        assert!(bytes.iter().all(|&byte| byte == CANARY), "{}: a write beside the output", case.name);
-        raw
-    }
-
-    fn run(&self, work: &Work) -> Status {
-        let mut run = Run::new(&self.device, work).expect("a run");
-        // SAFETY: the run is new; what the jobs lead to is kept by the caller until the event has fired.
-        unsafe { run.submit(&self.kernels, work, &self.stream) }.expect("launches");
-        run.event().synchronize().expect("kernels that follow the rules");
-        run.status()
-    }
-}
-
-impl Target for &Driver {
-    fn name(&self) -> String {
-        format!("the driver, {}", self.device.facts().name)
-    }
-
-    fn decode(&self, case: &Case) -> Result<Vec<u8>, Fault> {
-        self.decode_together(&[case]).map(|mut raw| raw.swap_remove(0))
     }
 }
