@@ -55,7 +55,7 @@ pub(crate) struct Opened {
     pub(crate) slot: SlotRef,
     pub(crate) coders: KeptCoders,
     /// The coders' metadata on the GPUs that have read the tensor.
-    pub(crate) forms: DeviceForms,
+    pub(crate) forms: Arc<DeviceForms>,
     shape: Vec<u64>,
     attachment: Arc<Attachment>,
     /// Its end is the end of every lease in its client pages, so it outlives the guards.
@@ -103,7 +103,7 @@ impl Opened {
             codec: entry.codec,
             slot,
             coders: KeptCoders::default(),
-            forms: DeviceForms::default(),
+            forms: Arc::default(),
             shape,
             attachment,
             session,
@@ -137,7 +137,7 @@ impl Opened {
             codec: self.codec,
             slot: self.slot,
             coders: KeptCoders::default(),
-            forms: DeviceForms::default(),
+            forms: Arc::default(),
             shape: self.shape.clone(),
             attachment: Arc::clone(&self.attachment),
             session: Arc::clone(&self.session),

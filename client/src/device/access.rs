@@ -41,7 +41,10 @@ impl AccessState {
             AccessChoice::Ats => (DeviceAccess::Ats, None),
             AccessChoice::Registered => (DeviceAccess::Registered, None),
             AccessChoice::Staged => (DeviceAccess::Staged, None),
-            AccessChoice::Auto if facts.reads_pageable => (DeviceAccess::Ats, None),
+            // Without the processor's page tables every page costs a fault of the GPU first.
+            AccessChoice::Auto if facts.reads_pageable && facts.uses_host_page_tables => {
+                (DeviceAccess::Ats, None)
+            }
             AccessChoice::Auto => match cannot_register(facts) {
                 None => (DeviceAccess::Registered, None),
                 Some(reason) => {

@@ -117,12 +117,14 @@ impl Inner {
             }
             let Some((target, number, fault)) = failed else { return Ok(plans) };
             drop(plans);
+            if let Fault::Failed(error) = fault {
+                return Err(error);
+            }
             let deadline = deadline.get_or_insert_with(|| target.handle.client().shared.deadline());
             if deadline.left().is_zero() {
                 return Err(deadline.passed("read a tensor that is replaced again and again"));
             }
             match fault {
-                Fault::Failed(error) => return Err(error),
                 // Flights that have ended may still have theirs.
                 Fault::NoGuard(NoGuard::TooManyLeases) if self.reaper.wait_for_oldest() => {}
                 // Waits for whatever it takes, as a read to host memory would; then all of them again.

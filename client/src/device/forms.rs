@@ -7,8 +7,8 @@ use tierpack_kernels::cuda::driver::{DeviceBuffer, GpuError};
 
 use super::gpu::GpuId;
 
-/// Forms that an opened tensor keeps, over all GPUs; the oldest goes first.
-const MOST: usize = 64;
+/// Forms that an opened tensor keeps for one GPU; the oldest goes first.
+const MOST: usize = 32;
 
 /// The forms of one publication of a tensor; generation numbers are never used again within one.
 #[derive(Debug, Default)]
@@ -35,11 +35,24 @@ impl DeviceForms {
         if let Some(form) = find(&forms) {
             return Ok(form);
         }
-        if forms.len() == MOST {
-            // Who uses it keeps it.
-            forms.remove(0);
-        }
+        let of_this = forms.iter().filter(|((gpu, _), _)| *gpu == key.0).count();
+        // Who uses it keeps it.
+        let oldest = forms.iter().position(|((gpu, _), _)| *gpu == key.0).filter(|_| of_this == MOST);
+        let oldest = oldest.map(|at| forms.remove(at));
         forms.push((key, Arc::clone(&fresh)));
+        drop(forms);
+        // Frees memory of the device, which is not for under the lock.
+        drop(oldest);
         Ok(fresh)
+    }
+
+    /// Drops the forms of a GPU that ends.
+    pub(super) fn forget(&self, gpu: GpuId) {
+        let mut forms = self.0.lock();
+        let (gone, kept) = forms.drain(..).partition(|((of, _), _)| *of == gpu);
+        *forms = kept;
+        drop(forms);
+        let gone: Vec<(Key, Arc<DeviceBuffer>)> = gone;
+        drop(gone);
     }
 }

@@ -1,9 +1,10 @@
 //! A GPU that tensors are read to.
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tierpack_kernels::Coder;
 use tierpack_kernels::cuda::driver::{Device, DeviceBuffer, GpuError, Kernels, Stream};
 use tierpack_kernels::cuda::form::device_form;
@@ -13,6 +14,7 @@ use super::access::{AccessState, GpuAccess};
 use super::config::GpuConfig;
 use super::enqueue::MOST_TENSORS;
 use super::flight::Runs;
+use super::forms::DeviceForms;
 use super::plan::Target;
 use super::prefetch::Prefetch;
 use super::reaper::Reaper;
@@ -63,6 +65,8 @@ pub(super) struct Inner {
     pub(super) staging: Staging,
     pub(super) runs: Arc<Runs>,
     pub(super) reaper: Reaper,
+    /// Where forms of this GPU are kept.
+    forms: Mutex<Vec<Weak<DeviceForms>>>,
 }
 
 impl Gpu {
@@ -88,6 +92,7 @@ impl Gpu {
             staging: Staging::new(config.staging_bytes, config.staging_buffers),
             runs: Arc::default(),
             reaper: Reaper::start(&device)?,
+            forms: Mutex::default(),
             device,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -117,6 +122,8 @@ impl Gpu {
 
     /// Gets whole tensors, with one launch per codec for up to 256 of them.
     ///
+    /// Their reads end together: a damaged one is an error of [`DeviceTensor::wait`] for all of them, which names it.
+    ///
     /// # Errors
     /// As [`Handle::get_to_device`]; then none is got.
     pub fn get_many_to_device(&self, handles: &[&Handle]) -> Result<Vec<DeviceTensor>> {
@@ -124,6 +131,8 @@ impl Gpu {
     }
 
     /// Starts to get a whole tensor, behind other prefetches and beside reads that somebody waits for.
+    ///
+    /// As [`Handle::get_to_device`], on a stream for prefetches alone.
     ///
     /// # Errors
     /// As [`Handle::get_to_device`].
@@ -169,7 +178,8 @@ pub(super) fn target<'a>(handle: &'a Handle, buffer: Option<&Arc<DeviceBuffer>>)
 impl Handle {
     /// Gets the whole tensor into new memory of a GPU, by a launch on a stream of that GPU's.
     ///
-    /// It returns once the launch is queued: [`DeviceTensor::wait`] waits for the bytes, and says whether they are
+    /// It returns once the launch is queued; with access `staged`, once all but the last buffers have been copied, so
+    /// that it may wait for reads before it. [`DeviceTensor::wait`] waits for the bytes, and says whether they are
     /// those of the tensor as it was at the call, whatever has happened to it since.
     ///
     /// # Errors
@@ -190,6 +200,7 @@ impl Handle {
         tensor.check_for(self, gpu)?;
         let stream = &gpu.inner.stream;
         tensor.settle_before(stream)?;
+        tensor.empty();
         let get = gpu.inner.enqueue(&[target(self, tensor.buffer())], stream)?;
         tensor.refill(self, get, stream);
         Ok(())
@@ -207,14 +218,27 @@ impl Inner {
             let bytes = device_form(coder);
             let mut buffer = DeviceBuffer::new(&self.device, bytes.len() as u64)?;
             buffer.write(&bytes, &self.uploads)?;
+            self.keep_in_mind(&opened.forms);
             Ok(buffer)
         })
+    }
+}
+
+impl Inner {
+    fn keep_in_mind(&self, forms: &Arc<DeviceForms>) {
+        let mut known = self.forms.lock();
+        known.retain(|known| known.strong_count() > 0);
+        let forms = Arc::downgrade(forms);
+        if !known.iter().any(|known| known.ptr_eq(&forms)) {
+            known.push(forms);
+        }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         self.reaper.close();
+        self.forms.get_mut().iter().filter_map(Weak::upgrade).for_each(|forms| forms.forget(self.id));
         self.runs.clear();
         self.staging.clear();
         Segments::of_process().forget(self.id);

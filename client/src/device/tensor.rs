@@ -24,6 +24,8 @@ pub struct DeviceTensor {
     buffer: Option<Arc<DeviceBuffer>>,
     get: DeviceGet,
     stream: Arc<Stream>,
+    /// Whether a read was queued that fills it.
+    is_read: bool,
 }
 
 impl DeviceTensor {
@@ -42,6 +44,7 @@ impl DeviceTensor {
             buffer,
             get,
             stream: Arc::clone(stream),
+            is_read: true,
         }
     }
 
@@ -78,8 +81,11 @@ impl DeviceTensor {
     /// Waits until its bytes are there.
     ///
     /// # Errors
-    /// As [`DeviceGet::wait`].
+    /// As [`DeviceGet::wait`]; [`GpuError::NotRead`] when the last read into it could not be queued.
     pub fn wait(&self) -> Result<()> {
+        if !self.is_read {
+            return Err(GpuError::NotRead.into());
+        }
         self.get.wait()
     }
 
@@ -137,9 +143,15 @@ impl DeviceTensor {
         Ok(())
     }
 
+    /// Holds nothing that anybody should use, until it is refilled.
+    pub(super) fn empty(&mut self) {
+        self.is_read = false;
+    }
+
     /// Is filled by another read from now on.
     pub(super) fn refill(&mut self, handle: &Handle, get: DeviceGet, stream: &Arc<Stream>) {
         (self.dtype, self.get, self.stream) = (handle.dtype(), get, Arc::clone(stream));
+        self.is_read = true;
         self.shape.clear();
         self.shape.extend(handle.shape_ref());
     }

@@ -39,6 +39,10 @@ macro_rules! functions {
             pub(super) module_load_data_ex: Option<LoadDataEx>,
             /// Keeps a thread that polls from ending another thread's capture.
             pub(super) exchange_capture_mode: Option<unsafe extern "C" fn(*mut c_uint) -> c_uint>,
+            /// Loads a kernel that the driver would else load at its first launch, perhaps within a capture.
+            pub(super) func_load: Option<unsafe extern "C" fn(Handle) -> c_uint>,
+            /// The process that loaded the driver.
+            process: u32,
             /// Kept open: the functions above lie in it.
             library: Source,
         }
@@ -53,6 +57,9 @@ macro_rules! functions {
                     module_load_data_ex: unsafe { find(symbols, "cuModuleLoadDataEx") }.ok(),
                     // SAFETY: as above.
                     exchange_capture_mode: unsafe { find(symbols, "cuThreadExchangeStreamCaptureMode") }.ok(),
+                    // SAFETY: as above.
+                    func_load: unsafe { find(symbols, "cuFuncLoad") }.ok(),
+                    process: std::process::id(),
                     library,
                 })
             }
@@ -163,7 +170,7 @@ impl Api {
     pub(super) fn get(library: Option<&OsStr>) -> Result<&'static Self, GpuError> {
         static API: OnceLock<Api> = OnceLock::new();
         if let Some(api) = API.get() {
-            return Ok(api);
+            return if api.process == std::process::id() { Ok(api) } else { Err(GpuError::Forked) };
         }
         let library = Source::open(library)?;
         check_version(&library)?;
@@ -173,14 +180,7 @@ impl Api {
 
     /// The driver's name of a code.
     pub(super) fn name_of(&self, code: u32) -> String {
-        let mut name = core::ptr::null();
-        // SAFETY: `name` is written with a pointer to static text, or the call fails.
-        let found = unsafe { (self.get_error_name)(code, &raw mut name) };
-        if found != 0 || name.is_null() {
-            return "a code that this driver has no name for".to_owned();
-        }
-        // SAFETY: the driver gave a pointer to a static C string.
-        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        named(self.get_error_name, code)
     }
 
     /// What a call returned.
@@ -189,9 +189,24 @@ impl Api {
     }
 }
 
+type GetErrorName = unsafe extern "C" fn(c_uint, *mut *const c_char) -> c_uint;
+
+fn named(get_error_name: GetErrorName, code: u32) -> String {
+    let mut name = core::ptr::null();
+    // SAFETY: `name` is written with a pointer to static text, or the call fails.
+    let found = unsafe { get_error_name(code, &raw mut name) };
+    if found != 0 || name.is_null() {
+        return "a code that this driver has no name for".to_owned();
+    }
+    // SAFETY: the driver gave a pointer to a static C string.
+    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+}
+
 /// Initializes the driver, and refuses one that is too old before anything that it may lack is looked up.
 fn check_version(library: &Source) -> Result<(), GpuError> {
     let symbols = library.symbols();
+    // SAFETY: the type is that of cuda.h.
+    let get_error_name: GetErrorName = unsafe { find(symbols, "cuGetErrorName") }?;
     // SAFETY: the type is that of cuda.h.
     let get_version: unsafe extern "C" fn(*mut c_int) -> c_uint =
         unsafe { find(symbols, "cuDriverGetVersion") }?;
@@ -199,7 +214,7 @@ fn check_version(library: &Source) -> Result<(), GpuError> {
     // SAFETY: `found` is written; the function needs no initialization.
     let code = unsafe { get_version(&raw mut found) };
     if code != 0 {
-        return Err(GpuError::of("cuDriverGetVersion", code, String::new()));
+        return Err(GpuError::of("cuDriverGetVersion", code, named(get_error_name, code)));
     }
     if found < NEEDED_DRIVER {
         return Err(GpuError::OldDriver { found, needed: NEEDED_DRIVER });
@@ -210,7 +225,7 @@ fn check_version(library: &Source) -> Result<(), GpuError> {
     match unsafe { init(0) } {
         0 => Ok(()),
         100 => Err(GpuError::NoDevice),
-        code => Err(GpuError::of("cuInit", code, String::new())),
+        code => Err(GpuError::of("cuInit", code, named(get_error_name, code))),
     }
 }
 

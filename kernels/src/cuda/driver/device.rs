@@ -20,6 +20,8 @@ mod attribute {
     pub(super) const MAJOR: u32 = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as u32;
     pub(super) const MINOR: u32 = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as u32;
     pub(super) const PAGEABLE_ACCESS: u32 = Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS as u32;
+    pub(super) const HOST_PAGE_TABLES: u32 =
+        Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES as u32;
     pub(super) const HOST_REGISTER: u32 = Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED as u32;
     pub(super) const READ_ONLY_REGISTER: u32 =
         Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED as u32;
@@ -39,6 +41,8 @@ pub struct Facts {
     pub n_multiprocessors: u32,
     /// Whether its kernels may read any memory of the process (attribute 88).
     pub reads_pageable: bool,
+    /// Whether it does so through the page tables of the processor (attribute 100), without faults of its own.
+    pub uses_host_page_tables: bool,
     /// Whether memory of the process can be registered (attribute 99).
     pub registers: bool,
     /// Whether memory that the process may only read can be registered (attribute 113).
@@ -233,6 +237,7 @@ fn facts(api: &Api, device: i32) -> Result<Facts, GpuError> {
         capability: (attribute(attribute::MAJOR)?, attribute(attribute::MINOR)?),
         n_multiprocessors: u32::try_from(attribute(attribute::MULTIPROCESSORS)?).unwrap_or(1).max(1),
         reads_pageable: attribute(attribute::PAGEABLE_ACCESS)? != 0,
+        uses_host_page_tables: attribute(attribute::HOST_PAGE_TABLES)? != 0,
         registers: attribute(attribute::HOST_REGISTER)? != 0,
         registers_read_only: attribute(attribute::READ_ONLY_REGISTER)? != 0,
     })

@@ -6,7 +6,7 @@ pub const NEEDED_DRIVER: i32 = 13000;
 pub const NEEDED_CAPABILITY: (i32, i32) = (8, 0);
 
 /// Codes after which a context answers every call with the same code.
-const STICKY: [u32; 13] = [4, 214, 700, 702, 708, 709, 710, 714, 715, 716, 717, 718, 719];
+const STICKY: [u32; 15] = [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721];
 
 /// A GPU cannot be used, or a call of its driver failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,7 +91,7 @@ pub enum GpuError {
         len: usize,
     },
     /// There is no memory left.
-    #[error("no {what} for {asked} bytes: {free} of {total} bytes of the GPU are free; drop tensors there")]
+    #[error("no {what} for {asked} bytes: {free} of {total} bytes of the GPU are free; {}", room(what))]
     OutOfMemory {
         /// Which memory.
         what: &'static str,
@@ -111,7 +111,11 @@ pub enum GpuError {
         call: &'static str,
     },
     /// The kernels could not be loaded.
-    #[error("load the kernels {module:?} for compute capability {}.{}: {name} ({code}){log}", device.0, device.1)]
+    #[error(
+        "load the kernels {module:?} for compute capability {}.{}: {name} ({code}){log}; \
+         set TIERPACK_CUDA_IMAGE=ptx, or upgrade the driver",
+        device.0, device.1
+    )]
     Module {
         /// The module.
         module: &'static str,
@@ -125,7 +129,7 @@ pub enum GpuError {
         log: String,
     },
     /// A kernel could not be launched.
-    #[error("launch {kernel}: {name} ({code})")]
+    #[error("launch {kernel}: {name} ({code}){}", advice(*code))]
     Launch {
         /// The kernel.
         kernel: &'static str,
@@ -145,7 +149,7 @@ pub enum GpuError {
         name: String,
     },
     /// A call of the driver failed.
-    #[error("{call}: {name} ({code})")]
+    #[error("{call}: {name} ({code}){}", advice(*code))]
     Driver {
         /// The call.
         call: &'static str,
@@ -155,16 +159,22 @@ pub enum GpuError {
         name: String,
     },
     /// This process is a fork of the one that opened the GPU.
-    #[error("this process is a fork of the one that opened the GPU: open it in the process that uses it")]
+    #[error(
+        "this process is a fork of one that used the GPU, which the CUDA driver does not survive: \
+         fork before a GPU is opened, or start a program anew (spawn, exec)"
+    )]
     Forked,
     /// A tensor of one GPU was used with another.
-    #[error("the tensor lies on GPU {found}, not on GPU {needed}")]
+    #[error("the tensor lies on GPU {found}, not on GPU {needed}: read it to that GPU")]
     OtherDevice {
         /// Where it lies.
         found: usize,
         /// Where it was needed.
         needed: usize,
     },
+    /// The last read into a tensor could not be queued.
+    #[error("the last read into this tensor failed, so that it holds anything: read into it again")]
+    NotRead,
 }
 
 impl GpuError {
@@ -191,6 +201,27 @@ impl GpuError {
     }
 }
 
+/// What makes room.
+fn room(what: &str) -> &'static str {
+    if what.contains("host") {
+        "ask for fewer or shorter staging buffers, or free memory of the machine"
+    } else {
+        "drop tensors there"
+    }
+}
+
+/// What to do about an answer of the driver, where that is known.
+const fn advice(code: u32) -> &'static str {
+    match code {
+        2 => ": drop tensors of the GPU",
+        46 => ": the GPU is busy, and in a mode for one process",
+        802 => ": the system is not ready for the GPU; its fabric manager may not run",
+        803 => ": the driver in the kernel and its library differ; restart the machine",
+        999 => ": the kernel's log may say more",
+        _ => "",
+    }
+}
+
 fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
@@ -205,6 +236,7 @@ mod tests {
         assert!(of(700).is_lost() && of(719).is_lost() && !of(1).is_lost());
         assert_eq!(of(901), GpuError::Capturing { call: "cuCall" });
         assert_eq!(of(4_000_000_000).to_string(), "cuCall: NAME (4000000000)");
+        assert!(of(803).to_string().ends_with("restart the machine") && !of(708).is_lost());
         assert_eq!(of(2).plain(), Ok((2, "NAME".to_owned())));
         assert!(of(719).plain().is_err());
     }

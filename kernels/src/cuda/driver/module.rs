@@ -89,6 +89,10 @@ impl Kernels {
         let found =
             unsafe { (self.device.api.module_get_function)(&raw mut handle, self.module, symbol.as_ptr()) };
         launched(name, self.device.api.check("cuModuleGetFunction", found))?;
+        if let Some(load) = self.device.api.func_load {
+            // SAFETY: the function is one of a module that is loaded; its context is current.
+            launched(name, self.device.api.check("cuFuncLoad", unsafe { load(handle) }))?;
+        }
         Ok(Function { name, handle, shared_bytes: AtomicU32::new(FREE_SHARED_BYTES) })
     }
 
