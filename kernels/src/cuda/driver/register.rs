@@ -95,9 +95,26 @@ impl Registration {
     }
 }
 
+impl Registration {
+    /// Unregisters the range, as dropping does, and says how that went; a lost context has none left, nor has a fork.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`]: the driver keeps the pages, and what is mapped at that address later must not be read.
+    pub fn end(self) -> Result<(), GpuError> {
+        // What follows takes the place of dropping.
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped, so that the device is moved out once.
+        let device = unsafe { core::ptr::read(&raw const this.device) };
+        match unregister(&device, this.pointer) {
+            Err(error) if error.is_lost() => Ok(()),
+            ended => ended,
+        }
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: registered by `new`, unregistered once, and still mapped, as the caller of `new` promised.
-        self.device.release(|api| unsafe { (api.mem_host_unregister)(self.pointer.as_ptr()) });
+        // There is nobody to tell; who can tell somebody calls `end`.
+        let _ = unregister(&self.device, self.pointer);
     }
 }
