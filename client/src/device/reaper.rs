@@ -76,11 +76,7 @@ impl Reaper {
             drop(thread.join());
         }
         let left = std::mem::take(&mut self.shared.flights.lock().all);
-        for flight in left {
-            while !flight.reap() {
-                std::thread::sleep(PAUSE);
-            }
-        }
+        left.iter().for_each(|flight| flight.wait_or_give_up());
     }
 }
 

@@ -153,10 +153,20 @@ impl Device {
     ///
     /// Its answer is for nobody: a context that is lost has given everything back.
     pub(super) fn release(&self, release: impl FnOnce(&Api) -> c_uint) {
-        if self.is_here() {
-            let _entered = self.enter().or_else(|_| self.enter_from(0)).ok();
-            let _ = release(self.api);
+        drop(self.release_checked("release", release));
+    }
+
+    /// As [`Device::release`], for who can tell somebody how it went.
+    pub(super) fn release_checked(
+        &self,
+        call: &'static str,
+        release: impl FnOnce(&Api) -> c_uint,
+    ) -> Result<(), GpuError> {
+        if !self.is_here() {
+            return Ok(());
         }
+        let _entered = self.enter().or_else(|_| self.enter_from(0)).ok();
+        self.api.check(call, release(self.api))
     }
 
     /// Bytes of the device that are free, and all of them.

@@ -103,13 +103,11 @@ impl DeviceBuffer {
 fn finish(stream: &Stream, copied: Result<(), GpuError>) -> Result<(), GpuError> {
     // What failed is not on the stream.
     copied?;
-    let mut refused = Ok(());
     loop {
         match stream.synchronize() {
-            Err(error) if !error.is_lost() && error != GpuError::Forked => refused = Err(error),
-            done => return done.and(refused),
+            Err(error) if !error.is_lost() && error != GpuError::Forked => std::thread::sleep(PAUSE),
+            done => return done,
         }
-        std::thread::sleep(PAUSE);
     }
 }
 
