@@ -190,9 +190,15 @@ fn give_up(state: &mut State, error: GpuError) {
     }
 }
 
+static ABANDONED: Mutex<Vec<(Run, Load)>> = Mutex::new(Vec::new());
+
+/// Whether anything was abandoned: then no segment is unregistered while it is mapped.
+pub(super) fn has_abandoned() -> bool {
+    !ABANDONED.lock().is_empty()
+}
+
 /// Keeps for ever what a launch uses that may still run: its leases too, which end with the process.
 pub(super) fn abandon(run: Run, load: Load, error: &GpuError) {
-    static ABANDONED: Mutex<Vec<(Run, Load)>> = Mutex::new(Vec::new());
     tracing::error!(
         %error,
         "the GPU's driver does not say whether a read is over: its leases and memory are kept until this process ends; \

@@ -17,6 +17,7 @@ use tierpack_kernels::cuda::driver::{Device, GpuError, Registration};
 use tierpack_shm::attachment::{Attachment, AttachmentId, SegmentObserver};
 use tierpack_shm::segment::SegmentKind;
 
+use super::flight::has_abandoned;
 use super::gpu::GpuId;
 use super::raw;
 
@@ -70,6 +71,10 @@ impl Segments {
 
     /// Unregisters what no other GPU uses.
     pub(super) fn forget(&self, gpu: GpuId) {
+        if has_abandoned() {
+            // The GPU may still read any of them.
+            return;
+        }
         let unused = |_: &_, registered: &mut Registered| {
             registered.addresses.retain(|(known, _)| *known != gpu);
             registered.addresses.is_empty()

@@ -112,7 +112,8 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         // Before the buffers go.
-        if !self.is_abandoned && !(self.copied.settle() && self.used.settle()) {
+        let is_over = self.is_abandoned || (self.copied.settle() && self.used.settle());
+        if !is_over {
             self.abandon();
         }
     }
