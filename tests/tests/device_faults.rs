@@ -219,10 +219,8 @@ fn a_gpu_that_is_full_says_how_much_is_free() {
 
 #[test]
 fn a_context_that_is_lost_ends_the_leases_too() {
-    let settings: &[Settings<'_>] = &[
-        &[("FAKE_CUDA_FAIL", "cuEventSynchronize:0:719,cuEventQuery:0:719,cuMemAlloc_v2:9:719")],
-        &[("FAKE_CUDA_FAIL", "cuEventSynchronize:0:1,cuEventQuery:0:1")],
-    ];
+    let settings: &[Settings<'_>] =
+        &[&[("FAKE_CUDA_FAIL", "cuEventSynchronize:0:719,cuEventQuery:0:719,cuMemAlloc_v2:9:719")]];
     if !in_child("a_context_that_is_lost_ends_the_leases_too", settings) {
         return;
     }
@@ -234,6 +232,30 @@ fn a_context_that_is_lost_ends_the_leases_too() {
     assert!(matches!(error, Error::Gpu(GpuError::Lost { .. } | GpuError::Driver { .. })), "{error}");
     daemon.quiet();
     assert!(handle.get().expect("it is there").as_bytes() == bytes, "host memory is as good as ever");
+}
+
+#[test]
+fn a_driver_that_does_not_say_whether_a_read_is_over_keeps_what_it_reads() {
+    let settings: &[Settings<'_>] = &[
+        &[("FAKE_CUDA_FAIL", "cuEventSynchronize:0:1,cuEventQuery:0:1")],
+        // A launch that fails behind a copy that is queued, on a stream that cannot be waited for.
+        &[("FAKE_CUDA_FAIL", "cuLaunchKernel:1:1,cuStreamSynchronize:0:1")],
+    ];
+    if !in_child("a_driver_that_does_not_say_whether_a_read_is_over_keeps_what_it_reads", settings) {
+        return;
+    }
+    let daemon = start();
+    let (client, gpu) = (daemon.client(), Gpu::open(&GpuConfig::new()).expect("a GPU"));
+    let (handle, bytes) = put_with(&client, "t", CodecId::Raw, 9, 1 << 10);
+    let error = handle.get_to_device(&gpu).and_then(|tensor| tensor.wait()).expect_err("the driver fails");
+    assert!(matches!(error, Error::Gpu(GpuError::Launch { .. } | GpuError::Driver { .. })), "{error}");
+    // Also when the GPU is closed.
+    drop(gpu);
+    client.remove("t").expect("it is there");
+    let stats = daemon.stats();
+    let leases: u64 = stats.sessions.iter().map(|session| session.leases).sum();
+    assert!(leases == 1 && stats.pool.held_bytes > 0, "{leases} leases, {} bytes", stats.pool.held_bytes);
+    assert!(handle.get().is_ok_and(|read| read.as_bytes() == bytes) || client.open("t").is_err());
 }
 
 /// Writes noise over the stored bytes of a tensor's first block, behind its header, in the daemon's own memory.

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tierpack_kernels::cuda::abi::{BlockJob, OverlayJob};
-use tierpack_kernels::cuda::driver::{DeviceBuffer, GpuError, Run, Stage, Stream, Work};
+use tierpack_kernels::cuda::driver::{DeviceBuffer, GpuError, Run, Stage, Stream, Unqueued, Work};
 use tierpack_kernels::cuda::launch::{READ_UNIT, decode_launches, overlay_launch};
 use tierpack_shm::attachment::{Attachment, NoGuard};
 use tierpack_shm::page::{Counter, DeviceAccess};
 use tierpack_shm::segment::SegmentKind;
 use tierpack_shm::types::{CodecId, index};
 
-use super::flight::{DeviceGet, Flight, Load};
+use super::flight::{DeviceGet, Flight, Load, abandon};
 use super::gpu::Inner;
 use super::plan::{OwnedGuard, Plan, PlannedBlock, Stored, Target, Upload};
 use super::raw;
@@ -92,7 +92,10 @@ impl Inner {
         let mode = self.access.mode();
         if mode != DeviceAccess::Staged {
             match self.in_place(mode, &plans) {
-                Ok(batch) => return self.fly(batch, load(targets, plans), stream).map(single),
+                Ok(batch) => {
+                    let flown = self.fly(batch, load(targets, plans), stream);
+                    return flown.map(single).map_err(|failed| failed.error.into());
+                }
                 Err(error) => self.access.fall_back(error)?,
             }
         }
@@ -188,7 +191,7 @@ impl Inner {
         match filled {
             Ok(()) => Ok(get),
             Err(error) => {
-                // What was queued before the failure still writes.
+                // What was queued before the failure still writes: this returns once that is over, or abandoned.
                 drop(get.wait());
                 Err(error)
             }
@@ -210,7 +213,13 @@ impl Inner {
             let filled = fill(&mut stage, &mut blocks, &mut batch, &mut end);
             let flown = filled.and_then(|()| {
                 stage.upload(end, &self.copies, stream)?;
-                let flight = self.fly(batch, shared_load(targets, plans), stream)?;
+                let flight = self.fly(batch, shared_load(targets, plans), stream).map_err(|failed| {
+                    if !failed.is_quiet {
+                        // What was launched before the failure may read it.
+                        stage.abandon();
+                    }
+                    failed.error
+                })?;
                 get.flights.extend(single(flight).flights);
                 Ok(stage.mark_used(stream)?)
             });
@@ -221,10 +230,15 @@ impl Inner {
     }
 
     /// Submits a batch, and watches it from then on.
-    fn fly(&self, batch: Batch, load: Load, stream: &Stream) -> Result<Arc<Flight>> {
+    fn fly(&self, batch: Batch, load: Load, stream: &Stream) -> core::result::Result<Arc<Flight>, Unqueued> {
         let work = batch.into_work(self.device.facts().n_multiprocessors);
         let mut run = self.run(&work)?;
-        raw::submit(&mut run, &self.kernels, &work, stream, &load)?;
+        if let Err(failed) = raw::submit(&mut run, &self.kernels, &work, stream, &load) {
+            if !failed.is_quiet {
+                abandon(run, load, &failed.error);
+            }
+            return Err(failed);
+        }
         let flight = Flight::new(run, load, &self.runs);
         self.reaper.watch(Arc::clone(&flight));
         Ok(flight)
@@ -293,8 +307,8 @@ fn fill<'p>(
     batch: &mut Batch,
     end: &mut u64,
 ) -> Result<()> {
-    let (address, room) = (stage.address(), stage.len());
-    let target = stage.fill()?;
+    let room = stage.len();
+    let (address, target) = stage.fill()?;
     while let Some((plan, block)) = blocks.next_if(|(_, block)| *end + staged_len(block) <= room) {
         let copied = batch.push(block, |stored| {
             let bytes = plan.guard.stored(stored.word, stored.len)?;

@@ -2,8 +2,11 @@
 //!
 //! A flight ends once: by whoever waits for it, or by the reaper.
 //! Then its lease ends, its run can be used again, and its outcome stays.
+//! A driver that keeps refusing to say whether the event has fired ends it too: then what it uses is kept for ever, the
+//! lease with it, since the GPU may still read.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tierpack_kernels::cuda::abi::Status;
@@ -13,8 +16,10 @@ use super::plan::OwnedGuard;
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Opened};
 
-/// Times in a row that an event may not be asked for before it counts as lost: some 0.1 s of the reaper's.
-const MAX_REFUSALS: u32 = 100;
+/// How long the driver may refuse to say whether an event has fired before nobody asks any more.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Between two questions of a thread that waits for an event which the driver does not wait for.
+const PAUSE: Duration = Duration::from_millis(1);
 /// Runs that are kept for later reads.
 const KEPT_RUNS: usize = 32;
 
@@ -39,8 +44,22 @@ pub(super) struct Flight {
 
 #[derive(Debug)]
 enum State {
-    Flying { run: Run, load: Load, refusals: u32 },
+    Flying {
+        run: Run,
+        load: Load,
+        /// Since when the driver refuses to say whether the event has fired.
+        refused_since: Option<Instant>,
+    },
     Landed(Outcome),
+}
+
+/// What a flight used, to be dropped without its lock: a guard that ends may be the last owner of much.
+#[derive(Debug)]
+struct Flown {
+    // Before the run can be used again.
+    load: Load,
+    run: Run,
+    is_lost: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -53,68 +72,139 @@ enum Outcome {
 impl Flight {
     /// A run that was submitted, with what its launches use.
     pub(super) fn new(run: Run, load: Load, runs: &Arc<Runs>) -> Arc<Self> {
-        let state = State::Flying { run, load, refusals: 0 };
+        let state = State::Flying { run, load, refused_since: None };
         Arc::new(Self { state: Mutex::new(state), runs: Arc::clone(runs) })
     }
 
     /// Ends it if its event has fired; says whether it has ended.
     pub(super) fn poll(&self) -> bool {
+        self.ask(false)
+    }
+
+    /// As [`Flight::poll`], for the thread that looks after it: gives it up once the driver has refused for too long.
+    pub(super) fn reap(&self) -> bool {
+        self.ask(true)
+    }
+
+    fn ask(&self, may_give_up: bool) -> bool {
         // Who holds the lock is ending it, or asks the same.
         let Some(mut state) = self.state.try_lock() else { return false };
-        let State::Flying { run, refusals, .. } = &mut *state else { return true };
-        match run.event().is_done() {
-            Ok(false) => return false,
-            Ok(true) => self.land(&mut state, None),
-            Err(error) if error.is_lost() || *refusals == MAX_REFUSALS => self.land(&mut state, Some(error)),
-            Err(_) => {
-                *refusals += 1;
+        let State::Flying { run, refused_since, .. } = &mut *state else { return true };
+        let flown = match run.event().is_done() {
+            Ok(false) => {
+                *refused_since = None;
                 return false;
             }
-        }
+            Ok(true) => land(&mut state, None),
+            Err(error) if error.is_lost() => land(&mut state, Some(error)),
+            Err(error) if may_give_up => {
+                if refused_since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+                    return false;
+                }
+                give_up(&mut state, error);
+                None
+            }
+            Err(_) => return false,
+        };
+        drop(state);
+        self.end(flown);
         true
     }
 
     /// Its event, while it flies.
     pub(super) fn event(&self) -> Option<Arc<Event>> {
+        self.pending().unwrap_or_default()
+    }
+
+    /// Its event, while it flies; then how it went.
+    pub(super) fn pending(&self) -> Result<Option<Arc<Event>>> {
         match &*self.state.lock() {
-            State::Flying { run, .. } => Some(Arc::clone(run.event())),
-            State::Landed(_) => None,
+            State::Flying { run, .. } => Ok(Some(Arc::clone(run.event()))),
+            State::Landed(outcome) => outcome.result().map(|()| None),
         }
     }
 
-    /// Waits for its end.
+    /// Waits for its end, also where the driver refuses to.
     pub(super) fn wait(&self) -> Result<()> {
-        if let Some(event) = self.event() {
-            // Not under the lock. Another thread may end it meanwhile and use the event again: that waits longer.
-            let waited = event.synchronize();
-            let mut state = self.state.lock();
-            match waited {
-                Err(error) if !error.is_lost() => return Err(error.into()),
-                waited => self.land(&mut state, waited.err()),
+        while let Some(event) = self.pending()? {
+            // The reaper gives it up if it cannot ask for the event either.
+            if !self.wait_for(&event) && !self.poll() {
+                std::thread::sleep(PAUSE);
             }
         }
-        match &*self.state.lock() {
-            State::Landed(outcome) => outcome.result(),
-            State::Flying { .. } => Ok(()),
+        Ok(())
+    }
+
+    /// As [`Flight::wait`], for the last one who looks after it: gives it up as [`Flight::reap`] does.
+    pub(super) fn wait_or_give_up(&self) {
+        while let Some(event) = self.event() {
+            if !self.wait_for(&event) && !self.reap() {
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 
-    /// The launch has run, or never will.
-    fn land(&self, state: &mut State, error: Option<GpuError>) {
-        let State::Flying { run, load, .. } = &*state else { return };
-        let outcome = match error {
-            Some(error) => Outcome::Failed(error),
-            None => outcome(run.status(), &load.tensors),
-        };
-        let is_lost = matches!(outcome, Outcome::Failed(_));
-        let flown = std::mem::replace(state, State::Landed(outcome));
-        if let State::Flying { run, load, .. } = flown {
+    /// Ends it once its event has fired; `false` where the driver refuses to wait.
+    fn wait_for(&self, event: &Event) -> bool {
+        // Not under the lock. Another thread may end it meanwhile and use the event again: that waits longer.
+        match event.synchronize() {
+            Err(error) if !error.is_lost() => false,
+            waited => {
+                let flown = land(&mut self.state.lock(), waited.err());
+                self.end(flown);
+                true
+            }
+        }
+    }
+
+    /// Gives back what it used.
+    fn end(&self, flown: Option<Flown>) {
+        if let Some(Flown { load, run, is_lost }) = flown {
             drop(load);
             if !is_lost {
                 self.runs.give_back(run);
             }
         }
     }
+}
+
+/// The launch has run, or never will; does nothing for a flight that has ended.
+fn land(state: &mut State, error: Option<GpuError>) -> Option<Flown> {
+    let State::Flying { run, load, .. } = &*state else { return None };
+    let outcome = match error {
+        Some(error) => Outcome::Failed(error),
+        None => outcome(run.status(), &load.tensors),
+    };
+    let is_lost = matches!(outcome, Outcome::Failed(_));
+    match std::mem::replace(state, State::Landed(outcome)) {
+        State::Flying { run, load, .. } => Some(Flown { load, run, is_lost }),
+        State::Landed(_) => None,
+    }
+}
+
+/// Nobody knows whether the launch still runs: what it uses stays as it is.
+fn give_up(state: &mut State, error: GpuError) {
+    let flown = std::mem::replace(state, State::Landed(Outcome::Failed(error.clone())));
+    if let State::Flying { run, load, .. } = flown {
+        abandon(run, load, &error);
+    }
+}
+
+static ABANDONED: Mutex<Vec<(Run, Load)>> = Mutex::new(Vec::new());
+
+/// Whether anything was abandoned: then no segment is unregistered while it is mapped.
+pub(super) fn has_abandoned() -> bool {
+    !ABANDONED.lock().is_empty()
+}
+
+/// Keeps for ever what a launch uses that may still run: its leases too, which end with the process.
+pub(super) fn abandon(run: Run, load: Load, error: &GpuError) {
+    tracing::error!(
+        %error,
+        "the GPU's driver does not say whether a read is over: its leases and memory are kept until this process ends; \
+         start it again"
+    );
+    ABANDONED.lock().push((run, load));
 }
 
 impl Outcome {
@@ -186,6 +276,7 @@ impl DeviceGet {
     ///
     /// # Errors
     /// [`Error::Damaged`] when a block was not what was put, [`Error::Gpu`].
+    /// After [`GpuError::Driver`] the driver has refused for seconds to say whether the read is over: its target is kept.
     pub fn wait(&self) -> Result<()> {
         // All of them, so that nothing is read any more afterwards.
         let outcomes = self.flights.iter().map(|flight| flight.wait());

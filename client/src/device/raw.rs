@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use tierpack_kernels::cuda::driver::{Device, GpuError, Kernels, Registration, Run, Stream, Work};
+use tierpack_kernels::cuda::driver::{Device, GpuError, Kernels, Registration, Run, Stream, Unqueued, Work};
 use tierpack_shm::attachment::Attachment;
 use tierpack_shm::segment::SegmentKind;
 
@@ -24,13 +24,15 @@ impl Handle {
     ///
     /// # Safety
     /// - `address` is `len` bytes of memory of this GPU, or of other memory that its kernels may write, and stays so
-    ///   until the read is over: until [`DeviceGet::wait`] has returned, or what comes behind it on the stream runs.
+    ///   until the read is over: until [`DeviceGet::wait`] has returned, unless with [`GpuError::Driver`], or what
+    ///   comes behind it on the stream runs.
     /// - `stream` is a `CUstream` of the device's primary context, or 0 for its default stream, and stays so until
     ///   this returns.
     ///
     /// # Errors
     /// [`Error::BufferLength`] when `len` is not [`Handle::raw_bytes`], [`GpuError::Capturing`] when the stream is
-    /// being captured; else as [`Handle::get_to_device`]. Then nothing of the read is on its way.
+    /// being captured; else as [`Handle::get_to_device`]. Then nothing of the read is on its way, unless the driver
+    /// has refused to say so for seconds, which is logged: then the memory must stay for as long as the process.
     pub unsafe fn get_to_device_raw(
         &self,
         gpu: &Gpu,
@@ -57,11 +59,14 @@ impl DeviceGet {
     /// - `stream` is a `CUstream` of the primary context of the GPU that is read to, or 0 for its default stream.
     ///
     /// # Errors
-    /// [`Error::Gpu`].
+    /// [`GpuError::Capturing`] when the stream is being captured and the read is on its way; that of
+    /// [`DeviceGet::wait`] when the read has ended so.
     pub unsafe fn wait_on(&self, stream: u64) -> Result<()> {
-        self.flights.iter().filter_map(|flight| flight.event()).try_for_each(|event| {
+        self.flights.iter().try_for_each(|flight| {
+            let Some(event) = flight.pending()? else { return Ok(()) };
             // SAFETY: the caller promises the stream.
             let stream = unsafe { Stream::of_caller(event.device(), stream) };
+            stream.check_not_capturing("wait for a tensor on a stream")?;
             Ok(stream.wait(&event)?)
         })
     }
@@ -117,11 +122,11 @@ pub(super) fn submit(
     work: &Work,
     stream: &Stream,
     load: &Load,
-) -> core::result::Result<(), GpuError> {
+) -> core::result::Result<(), Unqueued> {
     // What the jobs lead to: sources under guards of the load, or in a stage that waits for the stream; forms and
     // targets in buffers of the load, or targets that the caller of `get_to_device_raw` promised.
     debug_assert!(!load.tensors.is_empty(), "a load without tensors");
     // SAFETY: runs are free when `Runs::take` gives them; the load above is kept by a flight until the event has
-    // fired, and dropped after a failure, when nothing runs; the kernels are those of module `decode`.
+    // fired, dropped after a failure when nothing runs, and else abandoned; the kernels are those of module `decode`.
     unsafe { run.submit(kernels, work, stream) }
 }

@@ -76,21 +76,15 @@ impl Reaper {
             drop(thread.join());
         }
         let left = std::mem::take(&mut self.shared.flights.lock().all);
-        for flight in left {
-            // As in `wait_for_oldest`; an event that cannot be waited for is asked for until it counts as lost.
-            while !flight.poll() {
-                if flight.wait().is_err() {
-                    std::thread::sleep(PAUSE);
-                }
-            }
-        }
+        left.iter().for_each(|flight| flight.wait_or_give_up());
     }
 }
 
 impl Shared {
     fn run(&self, device: &Device) {
         block_signals();
-        device.poll_beside_captures();
+        // Saves every question a change of contexts; where it fails, each question tries again.
+        let _entered = device.enter().ok();
         loop {
             let mut flights = self.flights.lock();
             while flights.all.is_empty() && !flights.is_closed {
@@ -100,15 +94,19 @@ impl Shared {
                 return;
             }
             drop(flights);
-            self.look();
+            self.look_with(Flight::reap);
             std::thread::sleep(PAUSE);
         }
     }
 
-    /// Asks for every event, not under the lock: a guard that ends may be the last owner of much.
     fn look(&self) {
+        self.look_with(Flight::poll);
+    }
+
+    /// Asks for every event, not under the lock: a guard that ends may be the last owner of much.
+    fn look_with(&self, has_ended: impl Fn(&Flight) -> bool) {
         let all = self.flights.lock().all.clone();
-        let ended: Vec<_> = all.iter().filter(|flight| flight.poll()).map(Arc::as_ptr).collect();
+        let ended: Vec<_> = all.iter().filter(|flight| has_ended(flight)).map(Arc::as_ptr).collect();
         if !ended.is_empty() {
             self.flights.lock().all.retain(|flight| !ended.contains(&Arc::as_ptr(flight)));
         }

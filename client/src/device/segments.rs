@@ -17,6 +17,7 @@ use tierpack_kernels::cuda::driver::{Device, GpuError, Registration};
 use tierpack_shm::attachment::{Attachment, AttachmentId, SegmentObserver};
 use tierpack_shm::segment::SegmentKind;
 
+use super::flight::has_abandoned;
 use super::gpu::GpuId;
 use super::raw;
 
@@ -62,7 +63,7 @@ impl Segments {
         let address = registered.registration.address(device);
         match address {
             Ok(address) => registered.addresses.push((gpu, address)),
-            Err(_) if registered.addresses.is_empty() => drop(table.remove(&key)),
+            Err(_) if registered.addresses.is_empty() => table.remove(&key).into_iter().for_each(end),
             Err(_) => {}
         }
         address
@@ -70,10 +71,15 @@ impl Segments {
 
     /// Unregisters what no other GPU uses.
     pub(super) fn forget(&self, gpu: GpuId) {
-        self.0.lock().retain(|_, registered| {
+        if has_abandoned() {
+            // The GPU may still read any of them.
+            return;
+        }
+        let unused = |_: &_, registered: &mut Registered| {
             registered.addresses.retain(|(known, _)| *known != gpu);
-            !registered.addresses.is_empty()
-        });
+            registered.addresses.is_empty()
+        };
+        self.0.lock().extract_if(unused).for_each(|(_, registered)| end(registered));
     }
 
     /// Segments that are registered for a GPU, and their bytes.
@@ -84,10 +90,22 @@ impl Segments {
     }
 }
 
+/// Unregisters a segment, under the table's lock.
+fn end(registered: Registered) {
+    if let Err(error) = registered.registration.end() {
+        tracing::error!(
+            %error,
+            "a segment of the pool stays registered with the GPU's driver: its memory stays locked, and reads of a \
+             segment that is mapped there later may fail; start this process again, or choose access `staged`"
+        );
+    }
+}
+
 impl SegmentObserver for Segments {
     fn before_unmap(&self, attachment: AttachmentId, kind: SegmentKind, segment_idx: usize) {
         if kind == SegmentKind::Data {
-            self.0.lock().remove(&(attachment, segment_idx));
+            let mut table = self.0.lock();
+            table.remove(&(attachment, segment_idx)).into_iter().for_each(end);
         }
     }
 }

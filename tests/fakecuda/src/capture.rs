@@ -1,7 +1,7 @@
 //! Graph capture, and what is refused while it goes on: a refused call also invalidates the capture.
 //!
-//! Stricter than a driver in one point: the thread that captures is refused even in the mode `relaxed`, since
-//! TierPack never registers, allocates or loads there.
+//! Whether a call that might break a capture is refused depends on the capture's mode and on the thread's, as
+//! `cuThreadExchangeStreamCaptureMode` tells; what is asked of the captured stream itself is refused in every mode.
 
 use std::cell::Cell;
 use std::thread::{self, ThreadId};
@@ -12,6 +12,7 @@ use crate::ops::Op;
 use crate::state::{Guard, Handle};
 
 const GLOBAL: u32 = 0;
+const THREAD_LOCAL: u32 = 1;
 const RELAXED: u32 = 2;
 
 /// What a stream was given since its capture began.
@@ -30,7 +31,12 @@ thread_local! {
 impl Capture {
     /// Whether it forbids what might break it on this thread.
     fn forbids(&self) -> bool {
-        self.thread == thread::current().id() || (self.mode == GLOBAL && EXCHANGED.get() == GLOBAL)
+        let is_mine = self.thread == thread::current().id();
+        match EXCHANGED.get() {
+            GLOBAL => (is_mine && self.mode != RELAXED) || self.mode == GLOBAL,
+            THREAD_LOCAL => is_mine && self.mode != RELAXED,
+            _ => false,
+        }
     }
 
     pub(crate) fn check_thread(&self) -> Answer {
@@ -63,9 +69,18 @@ pub(crate) fn invalidate_all(state: &mut Guard) {
     invalidate(state, |_, _, _| true);
 }
 
-/// Refuses a call that must not be made while this thread, or any in mode `global`, captures.
+/// Refuses a call that might break a capture which forbids that on this thread.
 pub(crate) fn refuse(state: &mut Guard, name: &str) -> Answer {
     if !invalidate(state, |_, _, capture| capture.forbids()) {
+        return Ok(());
+    }
+    complain!("{name} during a capture, which is lost");
+    Err(Code::STREAM_CAPTURE_UNSUPPORTED)
+}
+
+/// Refuses a call that waits for every stream while one captures.
+pub(crate) fn refuse_any(state: &mut Guard, name: &str) -> Answer {
+    if !invalidate(state, |_, _, _| true) {
         return Ok(());
     }
     complain!("{name} during a capture, which is lost");

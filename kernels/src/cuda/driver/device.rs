@@ -27,6 +27,9 @@ mod attribute {
         Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED as u32;
 }
 
+/// The mode of a thread that captures of others do not concern.
+const RELAXED: c_uint = 2;
+
 /// What a device is and can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -119,6 +122,9 @@ impl Device {
 
     /// Makes its context the current one of this thread, until what this gives is dropped.
     ///
+    /// Until then a capture into a graph, of this thread or another, takes no harm from what is asked here, and refuses
+    /// nothing but what would be part of it: no call of ours depends on a stream that is not ours, or checked before.
+    ///
     /// # Errors
     /// [`GpuError::Forked`], [`GpuError::Driver`], [`GpuError::Lost`].
     pub fn enter(&self) -> Result<Entered<'_>, GpuError> {
@@ -136,17 +142,35 @@ impl Device {
             // SAFETY: the context is retained by `self`.
             self.api.check("cuCtxSetCurrent", unsafe { (self.api.ctx_set_current)(self.context) })?;
         }
-        Ok(Entered { device: self, previous, of_this_thread: PhantomData })
+        let captures = self.exchange_capture_mode(RELAXED);
+        Ok(Entered { device: self, previous, captures, of_this_thread: PhantomData })
+    }
+
+    /// The thread's mode before; none where the driver refuses, which leaves things as they were.
+    fn exchange_capture_mode(&self, mut mode: c_uint) -> Option<c_uint> {
+        let exchange = self.api.exchange_capture_mode?;
+        // SAFETY: the mode is read, and the thread's last one written.
+        (unsafe { exchange(&raw mut mode) } == 0).then_some(mode)
     }
 
     /// Calls `release` in the context, to give something back; not in a fork, where nothing of it exists.
     ///
     /// Its answer is for nobody: a context that is lost has given everything back.
     pub(super) fn release(&self, release: impl FnOnce(&Api) -> c_uint) {
-        if self.is_here() {
-            let _entered = self.enter().or_else(|_| self.enter_from(0)).ok();
-            let _ = release(self.api);
+        drop(self.release_checked("release", release));
+    }
+
+    /// As [`Device::release`], for who can tell somebody how it went.
+    pub(super) fn release_checked(
+        &self,
+        call: &'static str,
+        release: impl FnOnce(&Api) -> c_uint,
+    ) -> Result<(), GpuError> {
+        if !self.is_here() {
+            return Ok(());
         }
+        let _entered = self.enter().or_else(|_| self.enter_from(0)).ok();
+        self.api.check(call, release(self.api))
     }
 
     /// Bytes of the device that are free, and all of them.
@@ -172,17 +196,6 @@ impl Device {
             other => other,
         }
     }
-
-    /// For a thread that polls events: what it asks does not end a capture that another thread has begun.
-    pub fn poll_beside_captures(&self) {
-        let mut relaxed: c_uint = 2;
-        if let (Some(exchange), Ok(_entered)) = (self.api.exchange_capture_mode, self.enter()) {
-            // SAFETY: the mode is read, and the thread's last one written.
-            let exchanged = unsafe { exchange(&raw mut relaxed) };
-            // A driver that refuses leaves things as they were.
-            let _ = exchanged;
-        }
-    }
 }
 
 impl Drop for Device {
@@ -201,12 +214,17 @@ impl Drop for Device {
 pub struct Entered<'a> {
     device: &'a Device,
     previous: Handle,
+    /// What the thread took from captures before.
+    captures: Option<c_uint>,
     /// Contexts are current per thread.
     of_this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        if let Some(mode) = self.captures {
+            self.device.exchange_capture_mode(mode);
+        }
         if self.previous != self.device.context {
             // SAFETY: it was this thread's current context, or 0 for none.
             let restored = unsafe { (self.device.api.ctx_set_current)(self.previous) };

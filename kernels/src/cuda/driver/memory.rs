@@ -14,7 +14,7 @@ use cudarc::driver::sys;
 
 use super::device::Device;
 use super::error::GpuError;
-use super::stream::Stream;
+use super::stream::{PAUSE, Stream};
 
 /// Memory of a device.
 #[derive(Debug)]
@@ -22,6 +22,7 @@ pub struct DeviceBuffer {
     device: Arc<Device>,
     address: u64,
     len: u64,
+    is_abandoned: bool,
 }
 
 impl DeviceBuffer {
@@ -37,7 +38,7 @@ impl DeviceBuffer {
         let allocated = unsafe { (device.api.mem_alloc)(&raw mut address, asked) };
         let checked = device.api.check("cuMemAlloc_v2", allocated);
         checked.map_err(|error| device.explain(error, "memory of the GPU", len))?;
-        Ok(Self { device: Arc::clone(device), address, len })
+        Ok(Self { device: Arc::clone(device), address, len, is_abandoned: false })
     }
 
     /// Its address on the device.
@@ -56,6 +57,11 @@ impl DeviceBuffer {
         &self.device
     }
 
+    /// Is not freed any more: the device may use it for ever.
+    pub(super) const fn abandon(&mut self) {
+        self.is_abandoned = true;
+    }
+
     /// Copies `bytes` to its start, and waits for that.
     ///
     /// # Errors
@@ -70,7 +76,7 @@ impl DeviceBuffer {
         // SAFETY: both ranges are as long, and stay until the copy is done: it is waited for below.
         let copied = unsafe { (api.memcpy_htod_async)(self.address, source, bytes.len(), stream.handle()) };
         let copied = api.check("cuMemcpyHtoDAsync_v2", copied);
-        stream.synchronize().and(copied)
+        finish(stream, copied)
     }
 
     /// Copies its start to `bytes`, once everything before on `stream` is done, and waits for that.
@@ -87,12 +93,29 @@ impl DeviceBuffer {
         // SAFETY: as in `write`; nobody else touches `bytes` meanwhile.
         let copied = unsafe { (api.memcpy_dtoh_async)(target, self.address, bytes.len(), stream.handle()) };
         let copied = api.check("cuMemcpyDtoHAsync_v2", copied);
-        stream.synchronize().and(copied)
+        finish(stream, copied)
+    }
+}
+
+/// Waits for a copy to or from memory of a caller, who may use or free it after this.
+///
+/// A driver that refuses is asked again until it does not: nothing else says that the copy is over.
+fn finish(stream: &Stream, copied: Result<(), GpuError>) -> Result<(), GpuError> {
+    // What failed is not on the stream.
+    copied?;
+    loop {
+        match stream.synchronize() {
+            Err(error) if !error.is_lost() && error != GpuError::Forked => std::thread::sleep(PAUSE),
+            done => return done,
+        }
     }
 }
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        if self.is_abandoned {
+            return;
+        }
         // SAFETY: allocated by `new` and freed once; who gave its address to a launch has kept it until then.
         self.device.release(|api| unsafe { (api.mem_free)(self.address) });
     }
@@ -104,6 +127,7 @@ pub struct PageLocked {
     device: Arc<Device>,
     pointer: NonNull<u8>,
     len: usize,
+    is_abandoned: bool,
 }
 
 // SAFETY: it owns its memory, as a `Vec` does; contexts are entered by whoever uses it.
@@ -130,7 +154,12 @@ impl PageLocked {
         // Left over from the process's own earlier use, or new from the system: in either case it is initialized.
         // SAFETY: the driver gave `len` bytes, which nobody else has.
         unsafe { pointer.write_bytes(0, len) };
-        Ok(Self { device: Arc::clone(device), pointer, len })
+        Ok(Self { device: Arc::clone(device), pointer, len, is_abandoned: false })
+    }
+
+    /// Is not freed any more: the device may use it for ever.
+    pub(super) const fn abandon(&mut self) {
+        self.is_abandoned = true;
     }
 
     /// Its bytes; no copy that the device has not finished may touch them.
@@ -156,6 +185,9 @@ impl PageLocked {
 
 impl Drop for PageLocked {
     fn drop(&mut self) {
+        if self.is_abandoned {
+            return;
+        }
         // SAFETY: allocated by `new` and freed once; who gave it to a copy has waited for that.
         self.device.release(|api| unsafe { (api.mem_free_host)(self.pointer()) });
     }

@@ -30,4 +30,4 @@ pub use module::{IMAGE_VARIABLE, Kernels};
 pub use register::Registration;
 pub use run::{Run, Work};
 pub use stage::Stage;
-pub use stream::{Event, Stream};
+pub use stream::{Event, Stream, Unqueued};

@@ -25,6 +25,7 @@ pub struct Registration {
     device: Arc<Device>,
     pointer: NonNull<c_void>,
     len: usize,
+    has_ended: bool,
 }
 
 // SAFETY: it is a range of addresses; unregistering works from any thread.
@@ -65,7 +66,7 @@ impl Registration {
             Ok((code, name)) => GpuError::Registration { code, name, address: pointer.addr().get(), len },
             Err(other) => other,
         })?;
-        Ok(Self { device: Arc::clone(device), pointer, len })
+        Ok(Self { device: Arc::clone(device), pointer, len, has_ended: false })
     }
 
     /// Where a device finds the first byte.
@@ -88,6 +89,29 @@ impl Registration {
         Ok(address)
     }
 
+    /// Unregisters the range, as dropping does, and says how that went.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`]: the driver keeps the pages, and may read them for what is mapped there later.
+    pub fn end(mut self) -> Result<(), GpuError> {
+        self.unregister()
+    }
+
+    fn unregister(&mut self) -> Result<(), GpuError> {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return Ok(());
+        }
+        let ended = self.device.release_checked("cuMemHostUnregister", |api| {
+            // SAFETY: registered by `new`, unregistered once, and still mapped, as the caller of `new` promised.
+            unsafe { (api.mem_host_unregister)(self.pointer.as_ptr()) }
+        });
+        match ended {
+            // A context that is lost has given everything back.
+            Err(error) if error.is_lost() => Ok(()),
+            ended => ended,
+        }
+    }
+
     /// Bytes of the range.
     #[expect(clippy::len_without_is_empty, reason = "a range is never empty")]
     pub const fn len(&self) -> usize {
@@ -97,7 +121,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: registered by `new`, unregistered once, and still mapped, as the caller of `new` promised.
-        self.device.release(|api| unsafe { (api.mem_host_unregister)(self.pointer.as_ptr()) });
+        // There is nobody to tell; who can tell somebody calls `end`.
+        drop(self.unregister());
     }
 }

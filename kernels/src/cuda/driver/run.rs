@@ -22,7 +22,7 @@ use super::device::Device;
 use super::error::GpuError;
 use super::memory::{DeviceBuffer, PageLocked};
 use super::module::{Kernels, Size};
-use super::stream::{Event, Stream};
+use super::stream::{Event, Stream, Unqueued};
 use crate::cuda::abi::{BlockJob, OverlayJob, Status};
 use crate::cuda::launch::Launch;
 
@@ -82,11 +82,13 @@ impl Run {
 
     /// Queues the work on `stream`, and the event behind it.
     ///
-    /// After an error nothing of it is running any more.
+    /// After an error nothing of it is running any more, unless the error says that this is not known: then the run
+    /// and everything that the jobs lead to must be kept for ever.
     ///
     /// # Safety
     /// - The event of what was submitted before has fired.
-    /// - Every address in the jobs is memory that the kernels may use so until the event fires or this fails.
+    /// - Every address in the jobs is memory that the kernels may use so until the event fires or this fails and
+    ///   is quiet.
     /// - The kernels of the launches decode blocks, and `kernels` has them.
     ///
     /// # Errors
@@ -94,15 +96,13 @@ impl Run {
     ///
     /// # Panics
     /// When there is no room for the work.
-    pub unsafe fn submit(&mut self, kernels: &Kernels, work: &Work, stream: &Stream) -> Result<(), GpuError> {
+    pub unsafe fn submit(&mut self, kernels: &Kernels, work: &Work, stream: &Stream) -> Result<(), Unqueued> {
         assert!(self.has_room(work), "the caller has looked for room");
         let _entered = kernels.device().enter()?;
         // SAFETY: the caller promises what this asks for.
         let queued = unsafe { self.queue(kernels, work, stream) };
-        queued.inspect_err(|_| {
-            // What was queued before the failure still reads; a context that is lost runs nothing.
-            drop(stream.synchronize());
-        })
+        // What was queued before the failure still reads.
+        queued.map_err(|error| Unqueued { error, is_quiet: stream.settle() })
     }
 
     /// # Safety

@@ -25,6 +25,8 @@ pub struct Stage {
     device: DeviceBuffer,
     copied: Event,
     used: Event,
+    /// Whether the device may use the buffers for ever: the driver would not say otherwise.
+    is_abandoned: bool,
 }
 
 impl Stage {
@@ -38,6 +40,7 @@ impl Stage {
             device: DeviceBuffer::new(device, bytes)?,
             copied: Event::new(device)?,
             used: Event::new(device)?,
+            is_abandoned: false,
         })
     }
 
@@ -47,25 +50,31 @@ impl Stage {
         self.device.len()
     }
 
-    /// Where the device finds the bytes.
-    pub const fn address(&self) -> u64 {
-        self.device.address()
-    }
-
-    /// The host's buffer, once the device is done with what was in it; 64-byte aligned.
+    /// Where the device finds the bytes, and the host's buffer, once the device is done with what was in it; 64-byte
+    /// aligned.
     ///
     /// # Errors
-    /// [`GpuError::Lost`].
-    pub fn fill(&mut self) -> Result<&mut [u8], GpuError> {
+    /// [`GpuError::Lost`]; [`GpuError::OutOfMemory`] where buffers that were abandoned cannot be replaced.
+    pub fn fill(&mut self) -> Result<(u64, &mut [u8]), GpuError> {
+        if self.is_abandoned {
+            *self = Self::new(self.device.device(), self.len())?;
+        }
         self.copied.synchronize()?;
         self.used.synchronize()?;
-        Ok(self.host.bytes_mut())
+        Ok((self.device.address(), self.host.bytes_mut()))
+    }
+
+    /// Keeps both buffers for ever, since the device may still use them; the next [`Stage::fill`] makes new ones.
+    pub const fn abandon(&mut self) {
+        self.is_abandoned = true;
+        self.host.abandon();
+        self.device.abandon();
     }
 
     /// Queues the copy of the first `len` bytes on `copy`; what comes on `decode` from now on waits for it.
     ///
     /// # Errors
-    /// [`GpuError::Driver`], [`GpuError::Lost`]; then nothing is being copied any more.
+    /// [`GpuError::Driver`], [`GpuError::Lost`]; then nothing is being copied any more, or this is abandoned.
     ///
     /// # Panics
     /// When the buffers are shorter.
@@ -81,28 +90,31 @@ impl Stage {
             .check("cuMemcpyHtoDAsync_v2", copied)
             .and_then(|()| self.copied.record(copy))
             .and_then(|()| decode.wait(&self.copied))
-            .inspect_err(|_| {
-                // A context that is lost copies nothing.
-                drop(copy.synchronize());
-            })
+            .inspect_err(|_| self.settle(copy))
     }
 
     /// Says that everything on `decode` up to now may read the device's buffer.
     ///
     /// # Errors
-    /// [`GpuError::Driver`], [`GpuError::Lost`]; then nothing reads it any more.
+    /// [`GpuError::Driver`], [`GpuError::Lost`]; then nothing reads it any more, or this is abandoned.
     pub fn mark_used(&mut self, decode: &Stream) -> Result<(), GpuError> {
-        self.used.record(decode).inspect_err(|_| {
-            // A context that is lost reads nothing.
-            drop(decode.synchronize());
-        })
+        self.used.record(decode).inspect_err(|_| self.settle(decode))
+    }
+
+    /// After a failure: what was queued before it still uses the buffers.
+    fn settle(&mut self, stream: &Stream) {
+        if !stream.settle() {
+            self.abandon();
+        }
     }
 }
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // Before the buffers go; a context that is lost copies nothing.
-        drop(self.copied.synchronize());
-        drop(self.used.synchronize());
+        // Before the buffers go.
+        let is_over = self.is_abandoned || (self.copied.settle() && self.used.settle());
+        if !is_over {
+            self.abandon();
+        }
     }
 }

@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "calls the driver")]
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::api::Handle;
 use super::device::Device;
@@ -13,6 +14,27 @@ use super::error::GpuError;
 const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 const NOT_READY: u32 = 600;
+
+/// A driver that refuses to wait is asked again for this long, since what is used can then not be given back.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Between two questions to a driver that refuses to answer.
+pub(super) const PAUSE: Duration = Duration::from_millis(1);
+
+/// Something could not be queued as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unqueued {
+    /// Why.
+    pub error: GpuError,
+    /// Whether nothing of it is running; else the driver did not say so, and what it uses must be kept for ever.
+    pub is_quiet: bool,
+}
+
+impl From<GpuError> for Unqueued {
+    /// An error before anything was queued.
+    fn from(error: GpuError) -> Self {
+        Self { error, is_quiet: true }
+    }
+}
 
 /// A stream of a device.
 #[derive(Debug)]
@@ -70,6 +92,11 @@ impl Stream {
         // SAFETY: the stream exists.
         let done = unsafe { (self.device.api.stream_synchronize)(self.handle) };
         self.device.api.check("cuStreamSynchronize", done)
+    }
+
+    /// Whether everything on it is done, once it is; `false` where the driver keeps refusing to say.
+    pub(super) fn settle(&self) -> bool {
+        settle(|| self.synchronize())
     }
 
     /// Refuses a stream that is being captured into a graph.
@@ -165,6 +192,26 @@ impl Event {
         // SAFETY: the event exists.
         let done = unsafe { (self.device.api.event_synchronize)(self.handle) };
         self.device.api.check("cuEventSynchronize", done)
+    }
+}
+
+impl Event {
+    /// Whether it has fired, once it has; `false` where the driver keeps refusing to say.
+    pub(super) fn settle(&self) -> bool {
+        settle(|| self.synchronize())
+    }
+}
+
+fn settle(wait: impl Fn() -> Result<(), GpuError>) -> bool {
+    let asked = Instant::now();
+    loop {
+        match wait() {
+            Ok(()) => return true,
+            // A context that is lost runs nothing; one of another process is not waited for.
+            Err(error) if error.is_lost() || error == GpuError::Forked => return true,
+            Err(_) if asked.elapsed() >= PATIENCE => return false,
+            Err(_) => std::thread::sleep(PAUSE),
+        }
     }
 }
 

@@ -36,10 +36,10 @@ fn status(stream: CUstream) -> u32 {
     status as u32
 }
 
-/// The call answers 900 during a capture of each mode, and the capture is lost.
+/// The call answers 900 during a capture of these modes, and the capture is lost.
 #[track_caller]
-fn refused(stream: CUstream, call: impl Fn() -> u32) {
-    for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
+fn refused_in(modes: &[i32], stream: CUstream, call: impl Fn() -> u32) {
+    for &mode in modes {
         begin(stream, mode);
         assert_eq!(status(stream), 1);
         assert_eq!(call(), 900);
@@ -48,6 +48,33 @@ fn refused(stream: CUstream, call: impl Fn() -> u32) {
         assert_eq!((code, graph), (901, ptr::null_mut()));
         assert_eq!(status(stream), 0);
     }
+}
+
+/// What might break a capture is refused unless the capture is relaxed, or the thread.
+#[track_caller]
+fn unsafe_then(stream: CUstream, call: impl Fn() -> u32) {
+    refused_in(&[GLOBAL, THREAD_LOCAL], stream, call);
+}
+
+/// What waits for the captured stream is refused in every mode, also of the thread.
+#[track_caller]
+fn conflicting(stream: CUstream, call: impl Fn() -> u32) {
+    refused_in(&[GLOBAL, THREAD_LOCAL, RELAXED], stream, &call);
+    exchange(RELAXED);
+    refused_in(&[GLOBAL, THREAD_LOCAL, RELAXED], stream, &call);
+    assert_eq!(exchange(GLOBAL), RELAXED);
+}
+
+/// Sets what this thread takes from captures; gives what it was.
+fn exchange(mode: i32) -> i32 {
+    use cudarc::driver::sys::CUstreamCaptureMode as Mode;
+    let mut exchanged = match mode {
+        GLOBAL => Mode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        THREAD_LOCAL => Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        _ => Mode::CU_STREAM_CAPTURE_MODE_RELAXED,
+    };
+    ok!(cuThreadExchangeStreamCaptureMode(&raw mut exchanged));
+    exchanged as i32
 }
 
 #[test]
@@ -59,16 +86,29 @@ fn what_must_not_be_called_while_capturing_is_refused() {
         let (mut at, mut host, mut module, text) =
             (0, ptr::null_mut(), ptr::null_mut(), ptx("legal_order", 2));
         let (at, host, module) = (&raw mut at, &raw mut host, &raw mut module);
-        refused(stream, || shared.register(3));
-        refused(stream, || cu!(cuMemHostUnregister(held.host())));
-        refused(stream, || cu!(cuMemAlloc_v2(at, 64)));
-        refused(stream, || cu!(cuMemAllocAsync(at, 64, stream)));
-        refused(stream, || cu!(cuMemHostAlloc(host, 64, 0)));
-        refused(stream, || cu!(cuModuleLoadData(module, text.as_ptr().cast())));
-        refused(stream, || cu!(cuMemsetD8_v2(0, 0, 0)));
-        refused(stream, || cu!(cuStreamSynchronize(stream)));
-        refused(stream, || cu!(cuStreamQuery(stream)));
-        refused(stream, || cu!(cuCtxSynchronize()));
+        unsafe_then(stream, || shared.register(3));
+        unsafe_then(stream, || cu!(cuMemHostUnregister(held.host())));
+        unsafe_then(stream, || cu!(cuMemAlloc_v2(at, 64)));
+        conflicting(stream, || cu!(cuMemAllocAsync(at, 64, stream)));
+        unsafe_then(stream, || cu!(cuMemHostAlloc(host, 64, 0)));
+        unsafe_then(stream, || cu!(cuModuleLoadData(module, text.as_ptr().cast())));
+        unsafe_then(stream, || cu!(cuMemsetD8_v2(0, 0, 0)));
+        conflicting(stream, || cu!(cuStreamSynchronize(stream)));
+        conflicting(stream, || cu!(cuStreamQuery(stream)));
+        conflicting(stream, || cu!(cuCtxSynchronize()));
+        // A thread that is relaxed may call them, and the capture is whole.
+        for mode in [GLOBAL, THREAD_LOCAL, RELAXED] {
+            exchange(RELAXED);
+            begin(stream, mode);
+            let mut at = 0;
+            ok!(cuMemAlloc_v2(&raw mut at, 64));
+            ok!(cuMemFree_v2(at));
+            assert_eq!(shared.register(3), 0);
+            ok!(cuMemHostUnregister(shared.host()));
+            ok!(cuModuleLoadData(module, text.as_ptr().cast()));
+            assert_eq!(end(stream).0, 0);
+            exchange(GLOBAL);
+        }
         // The same calls succeed after it.
         assert_eq!(shared.register(3), 0);
         ok!(cuMemAlloc_v2(at, 64));
@@ -95,24 +135,24 @@ fn other_threads_are_refused_by_global_captures_only() {
     alone("capture::other_threads_are_refused_by_global_captures_only", &[], || {
         open();
         let stream = stream();
-        let elsewhere = |exchange: bool| {
+        let elsewhere = |own: i32| {
             let call = move || {
                 enter();
-                if exchange {
-                    let mut mode = cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-                    ok!(cuThreadExchangeStreamCaptureMode(&raw mut mode));
-                    assert_eq!(mode as i32, GLOBAL);
-                }
+                assert_eq!(exchange(own), GLOBAL);
                 let mut at = 0;
                 cu!(cuMemAlloc_v2(&raw mut at, 64))
             };
             thread::spawn(call).join().expect("the thread ends well")
         };
-        for (mode, exchange, code) in
-            [(GLOBAL, false, 900), (GLOBAL, true, 0), (THREAD_LOCAL, false, 0), (RELAXED, false, 0)]
-        {
+        for (mode, own, code) in [
+            (GLOBAL, GLOBAL, 900),
+            (GLOBAL, THREAD_LOCAL, 0),
+            (GLOBAL, RELAXED, 0),
+            (THREAD_LOCAL, GLOBAL, 0),
+            (RELAXED, GLOBAL, 0),
+        ] {
             begin(stream, mode);
-            assert_eq!(elsewhere(exchange), code, "mode {mode}");
+            assert_eq!(elsewhere(own), code, "mode {mode}, {own}");
             assert_eq!(end(stream).0, if code == 0 { 0 } else { 901 });
         }
     });
