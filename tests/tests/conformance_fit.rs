@@ -64,7 +64,7 @@ fn bits_on_device(
         .collect();
     let jobs: Vec<_> =
         runs.iter().map(|&(at, len)| bits_job(at, len, period, counts_at).expect("a small job")).collect();
-    count(&bits_launch(&jobs), &jobs, order);
+    count(&bits_launch(&jobs).expect("few words"), &jobs, order);
     let ones = counters(&counts).as_chunks().0.iter().map(|ones: &[u32; 8]| ones.map(u64::from)).collect();
     BitCounts { ones, seen: counts::seen(period, runs.iter().map(|&(_, len)| len)) }
 }
@@ -96,7 +96,7 @@ fn exponents_on_device(
             job.expect("a small job").expect("a float")
         })
         .collect();
-    count(&exponents_launch(&jobs), &jobs, order);
+    count(&exponents_launch(&jobs).expect("few words"), &jobs, order);
     let bytes = counts.bytes();
     let always = bytes.as_chunks().0[..2].iter().map(|bytes| u64::from_le_bytes(*bytes)).collect::<Vec<_>>();
     (counters(&counts)[index(ALWAYS_BYTES / 4)..].to_vec(), [always[0], always[1]])
