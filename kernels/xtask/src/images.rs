@@ -80,11 +80,9 @@ pub(crate) fn generate(nvrtc: &Nvrtc, sources: &Path, to: &Path, more: &[&str]) 
             .filter(|usage| usage.spill_bytes > 0)
             .map(|usage| format!("{} spills {} bytes on sm_{}", usage.kernel, usage.spill_bytes, usage.arch)),
     );
-    warnings.extend(
-        usages.iter().filter(|usage| usage.stack_bytes > 0).map(|usage| {
-            format!("{} has a stack of {} bytes on sm_{}", usage.kernel, usage.stack_bytes, usage.arch)
-        }),
-    );
+    warnings.extend(usages.iter().filter(|usage| usage.stack_bytes > 0).map(|usage| {
+        format!("{} has a stack of {} bytes on sm_{}", usage.kernel, usage.stack_bytes, usage.arch)
+    }));
     warnings.sort();
     Ok(warnings)
 }

@@ -1,6 +1,8 @@
 //! Memory and launches of the simulated device.
 #![expect(unsafe_code, reason = "kernels follow the addresses that they are given")]
 
+use core::ops::Range;
+
 use cusim::{Kernel, Opts, Shape};
 use proptest::prelude::ProptestConfig;
 use tierpack_kernels::cuda::launch::Launch;
@@ -49,6 +51,11 @@ impl Memory {
         assert!(before.iter().chain(after).all(|&byte| byte == FILL), "a write beside the memory");
         bytes.to_vec()
     }
+}
+
+/// The orders of lanes that a test goes through.
+pub(crate) const fn orders() -> Range<u32> {
+    0..3
 }
 
 /// Runs a launch; `args` holds the bytes of each of the kernel's parameters.
