@@ -64,6 +64,8 @@ mutant syncwarp_after_last_read records.cuh 's/(codec.decode\(team, job, record,
 mutant tail_of_a_store records.cuh 's/if \(i < n\) to\[i\]/if (i <= n) to[i]/' plain every_length_of_rows
 mutant rest_of_a_record records.cuh 's/if \(offset > overflow_len\) \{/if (false) {/' plain changed_heads
 mutant row_of_an_overlay overlay.cuh 's/if \(row >= [^{]*\{/if (false) {/' address a_row_that_the_block_lacks
+mutant dictionary_of_another_tensor decode.cu 's/job.form != loaded \&\& form/loaded == 0 \&\& form/' \
+    plain sparse_tensors_with_different_dictionaries
 mutant syncthreads_of_place_records encode.cu \
     's/(if \(lane == 31\) sums\[warp\] = end;\n) +__syncthreads\(\);\n/\1/' plain blocks_of_several_shapes encode
 mutant syncthreads_of_count_exponents fit.cu \
