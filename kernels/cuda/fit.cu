@@ -60,7 +60,9 @@ KERNEL void count_exponents(const CountJob* __restrict__ jobs, uint32_t n_jobs) 
     for (uint32_t i = threadIdx.x; i < n_exponents; i += blockDim.x) sums[i] = 0;
     __syncthreads();
     uint64_t ones = ~0ull, zeros = ~0ull;
-    for (uint32_t i = blockIdx.y * blockDim.x + threadIdx.x; i < n_words; i += gridDim.y * blockDim.x) {
+    // 64 bits, since `n_words` plus a stride may have more than 32.
+    for (uint64_t at = blockIdx.y * blockDim.x + threadIdx.x; at < n_words; at += gridDim.y * blockDim.x) {
+      const uint32_t i = (uint32_t)at;
       const uint64_t word = word_at(job.src, i, job.word_bytes);
       ones &= word;
       zeros &= ~word;

@@ -247,12 +247,14 @@ pub enum Error {
         computed: u32,
     },
     /// An address that a kernel is given is not aligned.
-    #[error("address {address:#x} of {of} is not a multiple of 16")]
+    #[error("address {address:#x} of {of} is not a multiple of {unit}")]
     Address {
         /// What stands there.
         of: &'static str,
         /// The address.
         address: u64,
+        /// What it must be a multiple of.
+        unit: u64,
     },
     /// Counters that the kernels cannot number.
     #[error("counting {len} bytes with a period of {period} needs more than 2^32 bytes, or counts nothing")]
@@ -261,6 +263,16 @@ pub enum Error {
         len: u64,
         /// Bytes, or columns, after which the counters repeat.
         period: u64,
+    },
+    /// Jobs that share counters may count more than a counter holds.
+    #[error(
+        "jobs may count {most} words in one counter at {counts:#x}, which holds at most 2^32 - 1: share it less"
+    )]
+    FullCounter {
+        /// The address of the counters.
+        counts: u64,
+        /// The most that one of them may count.
+        most: u64,
     },
     /// An overlay is not one of the block that it is for.
     #[error(

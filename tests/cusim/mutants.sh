@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Plants faults in copies of the decode kernels and checks that a test, or a sanitizer, finds each.
+# Plants faults in copies of the kernels and checks that a test, or a sanitizer, finds each.
 # tests/cusim/mutants.sh [WORD]: all of them, or those whose name has WORD.
 # A line each: the mutant, and what found it. They guard the guards: a suite that lets one pass is blind.
 set -euo pipefail
@@ -9,19 +9,26 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 missed=0
 
-# What found the fault in a run's output: a report of a sanitizer, or the first test that failed.
+# What found the fault in a run's output: the report that this kind of run is for; nothing for any other failure.
 found() {
-    grep -oE -m1 'SUMMARY: .*|runtime error: .*' "$folder/output" ||
-        grep -oE -m1 '^test [a-z_:0-9]+ \.\.\. FAILED' "$folder/output" || true
+    local how=$1 test=$2
+    case $how in
+    thread) grep -oE -m1 'SUMMARY: ThreadSanitizer: data race.*|WARNING: ThreadSanitizer: data race' "$folder/output" || true ;;
+    address) grep -oE -m1 'SUMMARY: AddressSanitizer.*|ERROR: AddressSanitizer.*|runtime error: .*' "$folder/output" || true ;;
+    plain) grep -oE -m1 "^test [a-z_:0-9]*$test[a-z_:0-9]* \.\.\. FAILED" "$folder/output" || true ;;
+    esac
 }
 
-# mutant NAME FILE SED PLAIN|THREAD|ADDRESS TEST: the expression changes FILE, and TEST of the suite finds it.
+# mutant NAME FILE SED PLAIN|THREAD|ADDRESS TEST [MODULE]: the expression changes FILE, and TEST of the suite finds it.
 mutant() {
-    local name=$1 file=$2 change=$3 how=$4 test=$5
+    local name=$1 file=$2 change=$3 how=$4 test=$5 module=${6:-decode}
+    local suite=conformance
+    [ "$module" = decode ] || suite=conformance_$module
+    local report
     case $name in *"$only"*) ;; *) return ;; esac
-    # Only what the decode kernels are made of: modules that no mutant is in need no build.
+    # Only what the kernels of one module are made of: modules that no mutant is in need no build.
     rm -rf "$folder/cuda" && mkdir "$folder/cuda"
-    cp kernels/cuda/*.cuh kernels/cuda/shared.h kernels/cuda/decode.cu "$folder/cuda"
+    cp kernels/cuda/*.cuh kernels/cuda/shared.h "kernels/cuda/$module.cu" "$folder/cuda"
     sed -z -E -i "$change" "$folder/cuda/$file"
     if cmp -s "kernels/cuda/$file" "$folder/cuda/$file"; then
         echo "$name: the change does not fit $file any more"
@@ -31,7 +38,7 @@ mutant() {
     export CUSIM_KERNELS=$folder/cuda
     local run=(env "CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/cusim" cargo test -p tierpack-cusim --features conformance)
     [ "$how" = plain ] || run=(tests/cusim/sanitize.sh "$how")
-    if "${run[@]}" --test conformance -- "$test" >"$folder/output" 2>&1; then
+    if "${run[@]}" --test "$suite" -- "$test" >"$folder/output" 2>&1; then
         echo "$name: not found by $test ($how)"
         missed=1
     elif ! grep -q '^running [1-9]' "$folder/output"; then
@@ -39,7 +46,14 @@ mutant() {
         tail -20 "$folder/output"
         missed=1
     else
-        echo "$name -> $test ($how): $(found)"
+        report=$(found "$how" "$test")
+        if [ -z "$report" ]; then
+            echo "$name: not found by $test ($how), which failed in another way"
+            tail -20 "$folder/output"
+            missed=1
+        else
+            echo "$name -> $test ($how): $report"
+        fi
     fi
 }
 
@@ -50,5 +64,11 @@ mutant syncwarp_after_last_read records.cuh 's/(codec.decode\(team, job, record,
 mutant tail_of_a_store records.cuh 's/if \(i < n\) to\[i\]/if (i <= n) to[i]/' plain every_length_of_rows
 mutant rest_of_a_record records.cuh 's/if \(offset > overflow_len\) \{/if (false) {/' plain changed_heads
 mutant row_of_an_overlay overlay.cuh 's/if \(row >= [^{]*\{/if (false) {/' address a_row_that_the_block_lacks
+mutant dictionary_of_another_tensor decode.cu 's/job.form != loaded \&\& form/loaded == 0 \&\& form/' \
+    plain sparse_tensors_with_different_dictionaries
+mutant syncthreads_of_place_records encode.cu \
+    's/(if \(lane == 31\) sums\[warp\] = end;\n) +__syncthreads\(\);\n/\1/' plain blocks_of_several_shapes encode
+mutant syncthreads_of_count_exponents fit.cu \
+    's/(atomicAnd\(always \+ 1, zeros\);\n    \}\n) +__syncthreads\(\);\n/\1/' plain every_dtype_is_counted fit
 
 exit $missed

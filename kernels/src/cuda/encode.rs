@@ -9,7 +9,7 @@ use core::ops::Range;
 use tierpack_shm::types::{CodecId, index};
 
 use super::abi::{EncodeJob, EncodeResult, RecordNote};
-use super::launch::{Launch, THREADS};
+use super::launch::{Launch, THREADS, check_address};
 use crate::codec::Encoded;
 use crate::coder::Coder;
 use crate::cut::Grid;
@@ -125,9 +125,7 @@ impl<'a> BlockPlan<'a> {
     /// [`Error::Address`] for one that is not a multiple of 16.
     pub fn job(&self, at: &Addresses) -> Result<EncodeJob> {
         for (of, address) in [("the metadata", at.form), ("the work memory", at.work)] {
-            if !address.is_multiple_of(UNIT) {
-                return Err(Error::Address { of, address });
-            }
+            check_address(of, address, UNIT)?;
         }
         let (first, last) = (self.grid.place(0, 0), self.grid.place(0, self.grid.runs.records - 1));
         Ok(EncodeJob {
@@ -201,6 +199,7 @@ fn small(value: u64) -> u32 {
 /// `None` without plans.
 pub fn records_launch(plans: &[BlockPlan<'_>], n_multiprocessors: u32) -> Option<Launch> {
     let coder = plans.first()?.coder;
+    debug_assert!(plans.iter().all(|plan| core::ptr::eq(plan.coder, coder)), "plans of several coders");
     let n_jobs = u32::try_from(plans.len()).unwrap_or(u32::MAX);
     let warp_bytes = plans.iter().map(BlockPlan::warp_bytes).max()?;
     let warps = (MAX_SHARED_BYTES / warp_bytes).clamp(1, THREADS / 32);

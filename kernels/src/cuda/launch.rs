@@ -81,7 +81,7 @@ pub fn block_job(
         return Err(Error::NoSuchBlock { block_idx: block.block_idx, n_blocks: geometry.n_blocks() });
     }
     check_shape(&header, geometry, &shape)?;
-    check_address("the block", block.src)?;
+    check_address("the block", block.src, ADDRESS_UNIT)?;
     let job = BlockJob {
         src: block.src,
         out: block.out,
@@ -103,7 +103,7 @@ pub fn block_job(
     let (codec, generation) = (header.codec, header.generation());
     let coder = coder.ok_or(Error::NoMetadata { codec, generation })?;
     let grid = coder.check_block(&header)?;
-    check_address("the metadata", block.form)?;
+    check_address("the metadata", block.form, ADDRESS_UNIT)?;
     let job = BlockJob {
         form: block.form,
         front_len: small(grid.front_len()),
@@ -126,8 +126,8 @@ fn check_shape(header: &Checked, geometry: &Geometry, shape: &BlockShape) -> Res
     field("columns", header.columns(), shape.columns)
 }
 
-fn check_address(of: &'static str, address: u64) -> Result<()> {
-    if address.is_multiple_of(ADDRESS_UNIT) { Ok(()) } else { Err(Error::Address { of, address }) }
+pub(super) fn check_address(of: &'static str, address: u64, unit: u64) -> Result<()> {
+    if address.is_multiple_of(unit) { Ok(()) } else { Err(Error::Address { of, address, unit }) }
 }
 
 fn small(value: u64) -> u32 {
@@ -263,7 +263,7 @@ pub fn overlay_job(overlay: &StoredOverlay) -> Result<OverlayJob> {
     if !fits {
         return Err(Error::Overlay { n_rows, row_bytes, rows_at, raw_len });
     }
-    check_address("the overlay", src)?;
+    check_address("the overlay", src, ADDRESS_UNIT)?;
     let [n_rows, row_bytes, rows_at, raw_len] = [n_rows, row_bytes, rows_at, raw_len].map(small);
     Ok(OverlayJob { src, out, n_rows, row_bytes, rows_at, raw_len, number, reserved: 0 })
 }

@@ -47,7 +47,7 @@ fn image_name(module: &str, arch: &str) -> String {
     format!("{module}.{arch}.{extension}")
 }
 
-/// Compiles every module for every architecture into a folder; gives what the assembler warned of.
+/// Compiles every module for every architecture into a folder; gives warnings: of the assembler, spills, stacks.
 pub(crate) fn generate(nvrtc: &Nvrtc, sources: &Path, to: &Path, more: &[&str]) -> Result<Vec<String>> {
     fs::create_dir_all(to).with_context(|| format!("create {}", to.display()))?;
     let jobs: Vec<_> = MODULES.iter().flat_map(|module| ARCHS.map(|arch| (*module, arch))).collect();
@@ -80,6 +80,9 @@ pub(crate) fn generate(nvrtc: &Nvrtc, sources: &Path, to: &Path, more: &[&str]) 
             .filter(|usage| usage.spill_bytes > 0)
             .map(|usage| format!("{} spills {} bytes on sm_{}", usage.kernel, usage.spill_bytes, usage.arch)),
     );
+    warnings.extend(usages.iter().filter(|usage| usage.stack_bytes > 0).map(|usage| {
+        format!("{} has a stack of {} bytes on sm_{}", usage.kernel, usage.stack_bytes, usage.arch)
+    }));
     warnings.sort();
     Ok(warnings)
 }

@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 
 use crate::images::Folders;
@@ -41,7 +41,7 @@ enum What {
         #[arg(long, value_name = "DIR")]
         line_info: Option<PathBuf>,
     },
-    /// Compile again and compare with kernels/images; look for spills and local memory.
+    /// Compile again and compare with kernels/images; look for spills, stacks and local memory.
     Check {
         #[command(flatten)]
         toolkit: Toolkit,
@@ -93,6 +93,12 @@ fn tools_are_required() -> bool {
     std::env::var_os("TIERPACK_REQUIRE_TOOLS").is_some_and(|value| value == "1")
 }
 
+/// An error that lists what was found, unless that is nothing.
+fn refuse(what: &str, found: &[String]) -> Result<()> {
+    ensure!(found.is_empty(), "{} {what}\n{}", found.len(), found.join("\n"));
+    Ok(())
+}
+
 fn run(what: &What, out: &mut dyn Write) -> Result<()> {
     match what {
         What::Gen { toolkit, line_info } => {
@@ -104,9 +110,9 @@ fn run(what: &What, out: &mut dyn Write) -> Result<()> {
                 Some(folder) => (folder.as_path(), &["--generate-line-info"][..]),
                 None => (folders.images.as_path(), &[][..]),
             };
-            images::generate(&nvrtc, &folders.sources, to, options)?;
+            let warnings = images::generate(&nvrtc, &folders.sources, to, options)?;
             writeln!(out, "wrote {}", to.display())?;
-            Ok(())
+            refuse("warnings", &warnings)
         }
         What::Check { toolkit } => {
             let folder = toolkit.folder();
@@ -118,9 +124,7 @@ fn run(what: &What, out: &mut dyn Write) -> Result<()> {
                 return Ok(());
             };
             let findings = images::check(&nvrtc, &Folders::of_repository(), folder.as_deref(), out)?;
-            if !findings.is_empty() {
-                bail!("{} findings\n{}", findings.len(), findings.join("\n"));
-            }
+            refuse("findings", &findings)?;
             writeln!(out, "the images are what the sources compile to")?;
             Ok(())
         }

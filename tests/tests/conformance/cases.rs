@@ -11,6 +11,7 @@ use crate::random::Random;
 use crate::simulated::simulated;
 use crate::suite::agree;
 use crate::target::{Case, Target, processors};
+use crate::words::Own;
 
 const ACCESSES: [Access; 2] = [Access::Rows, Access::Whole];
 
@@ -50,10 +51,50 @@ fn tensors_of_all_kinds_are_decoded_together() {
     for (dtype, seed) in Dtype::ALL.iter().cycle().zip(0..60) {
         cases.extend(CodecId::ALL.iter().filter_map(|&codec| plan(codec, *dtype, seed).case()));
     }
+    assert!(cases.len() > 200);
+    decode_together(&cases);
+}
+
+/// A thread block that goes on to a job of the other tensor loads its dictionary.
+#[test]
+fn sparse_tensors_with_different_dictionaries_are_decoded_together() {
+    let (codec, dtype, access, rows, columns) = (CodecId::Sparse, Dtype::Bf16, Access::Rows, 400, 600);
+    let geometry = Geometry::new(dtype, &[rows, columns], access, None).expect("a shape");
+    // A dictionary of 256 words: of fewer, the unused ones are equal.
+    let has_dictionary =
+        |seed: &u64| Own::new(codec, &geometry, &mut Random(*seed)).is_some_and(|own| own.fields[1] == 9);
+    let seeds = (0..).filter(has_dictionary).take(16);
+    let cases: Vec<Case> = seeds
+        .filter_map(|seed| Plan { codec, dtype, access, rows, columns, seed }.case())
+        .filter(is_coded)
+        .collect();
+    assert!(cases.len() > 1 && cases.iter().all(|case| case.blocks.len() > 2));
+    decode_together(&cases);
+}
+
+/// A thread block goes on from a job of 8 lanes per record to one of 32, and back.
+#[test]
+fn short_and_long_records_are_decoded_together() {
+    for &codec in &CodecId::ALL[1..] {
+        let plan = |columns, seed| Plan {
+            codec,
+            dtype: Dtype::F16,
+            access: Access::Rows,
+            rows: 150_000 / columns,
+            columns,
+            seed,
+        };
+        let plans = [plan(200, 1), plan(1500, 2), plan(130, 3)];
+        let cases: Vec<Case> = plans.iter().filter_map(Plan::case).collect();
+        assert!(cases.len() == 3 && cases.iter().all(|case| case.blocks.len() > 1), "{codec}");
+        decode_together(&cases);
+    }
+}
+
+fn decode_together(cases: &[Case]) {
     let expected: Vec<_> =
         cases.iter().map(|case| processors()[0].decode(case).expect("a good case")).collect();
     let cases: Vec<&Case> = cases.iter().collect();
-    assert!(cases.len() > 200);
     for target in simulated() {
         assert!(target.decode_together(&cases).as_ref() == Ok(&expected), "{}", target.name());
     }

@@ -58,6 +58,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/src/bin/test_client/fork.rs",
     "tests/tests/conformance/simulated.rs",
     "tests/tests/conformance_driver/driver.rs",
+    "tests/tests/conformance_driver/memory.rs",
     "tests/tests/conformance_encode/device.rs",
     "tests/tests/device_raw.rs",
 ];

@@ -26,7 +26,7 @@ pub use api::DRIVER_VARIABLE;
 pub use device::{Device, Entered, Facts};
 pub use error::{GpuError, NEEDED_CAPABILITY, NEEDED_DRIVER};
 pub use memory::{DeviceBuffer, PageLocked};
-pub use module::{IMAGE_VARIABLE, Kernels};
+pub use module::{IMAGE_VARIABLE, Kernels, Parameter};
 pub use register::Registration;
 pub use run::{Run, Work};
 pub use stage::Stage;

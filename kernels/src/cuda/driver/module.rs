@@ -12,6 +12,7 @@ use super::device::Device;
 use super::error::GpuError;
 use super::stream::Stream;
 use crate::cuda::images::{self, Image, Module};
+use crate::cuda::launch::Launch;
 
 /// The variable that has the driver compile the PTX although there is a cubin for the device: `ptx`.
 pub const IMAGE_VARIABLE: &str = "TIERPACK_CUDA_IMAGE";
@@ -23,6 +24,8 @@ const MAX_DYNAMIC_SHARED: c_uint = 8;
 /// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
 const LOG_OPTIONS: [c_uint; 2] = [5, 6];
 const LOG_BYTES: usize = 8 << 10;
+/// No kernel has more.
+const MAX_PARAMETERS: usize = 4;
 
 /// The kernels of one module.
 #[derive(Debug)]
@@ -38,6 +41,24 @@ struct Function {
     handle: Handle,
     /// Dynamic shared memory that it may have.
     shared_bytes: AtomicU32,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parameter {
+    /// Of 8 bytes: an address of the device.
+    Address(u64),
+    /// Of 4 bytes.
+    Number(u32),
+}
+
+impl Parameter {
+    fn pointer(&self) -> *mut c_void {
+        match self {
+            Self::Address(value) => core::ptr::from_ref(value).cast_mut().cast(),
+            Self::Number(value) => core::ptr::from_ref(value).cast_mut().cast(),
+        }
+    }
 }
 
 /// How large a launch is.
@@ -114,16 +135,58 @@ impl Kernels {
         (n_jobs, warp_bytes): (u32, Option<u32>),
         stream: &Stream,
     ) -> Result<(), GpuError> {
+        let (jobs, n_jobs, status) =
+            (Parameter::Address(jobs), Parameter::Number(n_jobs), Parameter::Address(status));
+        match warp_bytes.map(Parameter::Number) {
+            // SAFETY: the caller promises the parameters.
+            Some(warp_bytes) => unsafe {
+                self.launch_with(name, size, &[jobs, n_jobs, warp_bytes, status], stream)
+            },
+            // SAFETY: as above.
+            None => unsafe { self.launch_with(name, size, &[jobs, n_jobs, status], stream) },
+        }
+    }
+
+    /// Launches the kernel that a launch names, with these parameters.
+    ///
+    /// # Errors
+    /// [`GpuError::Launch`], [`GpuError::Driver`], [`GpuError::Lost`].
+    ///
+    /// # Panics
+    /// For more parameters than any kernel has.
+    ///
+    /// # Safety
+    /// - The parameters are those of the kernel, in their order and of their types.
+    /// - What they lead it to is memory that it may use in that way until it has run.
+    pub unsafe fn launch_planned(
+        &self,
+        launch: &Launch,
+        parameters: &[Parameter],
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
+        let size = Size { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes };
+        // SAFETY: the caller promises the parameters.
+        unsafe { self.launch_with(launch.kernel, size, parameters, stream) }
+    }
+
+    /// # Safety
+    /// - As [`Kernels::launch_planned`].
+    unsafe fn launch_with(
+        &self,
+        name: &'static str,
+        size: Size,
+        parameters: &[Parameter],
+        stream: &Stream,
+    ) -> Result<(), GpuError> {
         let lacks = || GpuError::Launch { kernel: name, code: 500, name: "no such kernel".to_owned() };
         let function = self.functions.iter().find(|function| function.name == name).ok_or_else(lacks)?;
         let _entered = self.device.enter()?;
         self.allow(function, size.shared_bytes)?;
-        let at = |value: &u64| core::ptr::from_ref(value).cast_mut().cast::<c_void>();
-        let number = |value: &u32| core::ptr::from_ref(value).cast_mut().cast::<c_void>();
-        let mut arguments = match &warp_bytes {
-            Some(warp_bytes) => [at(&jobs), number(&n_jobs), number(warp_bytes), at(&status)],
-            None => [at(&jobs), number(&n_jobs), at(&status), core::ptr::null_mut()],
-        };
+        let mut arguments = [core::ptr::null_mut(); MAX_PARAMETERS];
+        assert!(parameters.len() <= MAX_PARAMETERS, "{} parameters of {name}", parameters.len());
+        for (argument, parameter) in arguments.iter_mut().zip(parameters) {
+            *argument = parameter.pointer();
+        }
         let ([gx, gy, gz], [bx, by, bz]) = (size.grid, size.block);
         // SAFETY: the caller promises the parameters; the driver copies them before it returns.
         let code = unsafe {

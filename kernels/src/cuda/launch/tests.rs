@@ -52,9 +52,15 @@ fn a_job_is_refused_where_the_header_contradicts() {
         Err(Error::NoMetadata { codec: CodecId::Planes4, generation: 1 })
     );
     let odd = StoredBlock { src: SRC + 8, ..stored(&bytes) };
-    assert_eq!(job(Some(&coder), &geometry, odd), Err(Error::Address { of: "the block", address: SRC + 8 }));
+    assert_eq!(
+        job(Some(&coder), &geometry, odd),
+        Err(Error::Address { of: "the block", address: SRC + 8, unit: 16 })
+    );
     let odd = StoredBlock { form: 4, ..stored(&bytes) };
-    assert_eq!(job(Some(&coder), &geometry, odd), Err(Error::Address { of: "the metadata", address: 4 }));
+    assert_eq!(
+        job(Some(&coder), &geometry, odd),
+        Err(Error::Address { of: "the metadata", address: 4, unit: 16 })
+    );
     assert_eq!(
         job(Some(&coder), &geometry, stored(&bytes[..63])),
         Err(Error::BlockTruncated { needed: 64, got: 63 })
@@ -144,7 +150,7 @@ fn an_overlay_is_one_of_its_block() {
     }
     assert_eq!(
         overlay_job(&StoredOverlay { src: 8, ..good }),
-        Err(Error::Address { of: "the overlay", address: 8 })
+        Err(Error::Address { of: "the overlay", address: 8, unit: 16 })
     );
     assert_eq!(overlay_launch(2..5).grid, [3, 1, 1]);
 }
