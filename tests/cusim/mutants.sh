@@ -60,7 +60,7 @@ mutant() {
 mutant syncwarp_after_wait records.cuh 's/(wait_for_stage\(places.n_stages\);\n) +__syncwarp\(team.mask\);\n/\1/' \
     thread every_codec_dtype_and_access
 mutant syncwarp_after_last_read records.cuh 's/(codec.decode\(team, job, record, status\);\n) +__syncwarp\(team.mask\);\n/\1/' \
-    thread tensors_of_many_blocks
+    plain tensors_of_many_blocks
 mutant tail_of_a_store records.cuh 's/if \(i < n\) to\[i\]/if (i <= n) to[i]/' plain every_length_of_rows
 mutant rest_of_a_record records.cuh 's/if \(offset > overflow_len\) \{/if (false) {/' plain changed_heads
 mutant row_of_an_overlay overlay.cuh 's/if \(row >= [^{]*\{/if (false) {/' address a_row_that_the_block_lacks
