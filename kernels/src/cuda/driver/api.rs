@@ -206,7 +206,8 @@ fn named(get_error_name: GetErrorName, code: u32) -> String {
 fn check_version(library: &Source) -> Result<(), GpuError> {
     let symbols = library.symbols();
     // SAFETY: the type is that of cuda.h.
-    let get_error_name: GetErrorName = unsafe { find(symbols, "cuGetErrorName") }?;
+    let get_error_name = unsafe { find::<GetErrorName>(symbols, "cuGetErrorName") };
+    let name_of = |code| get_error_name.as_ref().map_or_else(|_| String::new(), |get| named(*get, code));
     // SAFETY: the type is that of cuda.h.
     let get_version: unsafe extern "C" fn(*mut c_int) -> c_uint =
         unsafe { find(symbols, "cuDriverGetVersion") }?;
@@ -214,7 +215,7 @@ fn check_version(library: &Source) -> Result<(), GpuError> {
     // SAFETY: `found` is written; the function needs no initialization.
     let code = unsafe { get_version(&raw mut found) };
     if code != 0 {
-        return Err(GpuError::of("cuDriverGetVersion", code, named(get_error_name, code)));
+        return Err(GpuError::of("cuDriverGetVersion", code, name_of(code)));
     }
     if found < NEEDED_DRIVER {
         return Err(GpuError::OldDriver { found, needed: NEEDED_DRIVER });
@@ -225,7 +226,7 @@ fn check_version(library: &Source) -> Result<(), GpuError> {
     match unsafe { init(0) } {
         0 => Ok(()),
         100 => Err(GpuError::NoDevice),
-        code => Err(GpuError::of("cuInit", code, named(get_error_name, code))),
+        code => Err(GpuError::of("cuInit", code, name_of(code))),
     }
 }
 
