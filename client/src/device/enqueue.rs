@@ -94,7 +94,8 @@ impl Inner {
             match self.in_place(mode, &plans) {
                 Ok(batch) => {
                     let flown = self.fly(batch, load(targets, plans), stream);
-                    return flown.map(single).map_err(|failed| failed.error.into());
+                    let flight = flown.map_err(|failed| failed.error)?;
+                    return Ok(DeviceGet { flights: vec![flight] });
                 }
                 Err(error) => self.access.fall_back(error)?,
             }
@@ -220,7 +221,7 @@ impl Inner {
                     }
                     failed.error
                 })?;
-                get.flights.extend(single(flight).flights);
+                get.flights.push(flight);
                 Ok(stage.mark_used(stream)?)
             });
             self.staging.give_back(stage);
@@ -262,10 +263,6 @@ fn numbers<'a>(targets: &'a [Target<'_>]) -> impl Iterator<Item = u32> + 'a {
         *next = next.saturating_add(u32::try_from(target.handle.geometry().n_blocks()).unwrap_or(u32::MAX));
         Some(number)
     })
-}
-
-fn single(flight: Arc<Flight>) -> DeviceGet {
-    DeviceGet { flights: vec![flight] }
 }
 
 /// Cannot be: the plan's guard keeps the bytes where they were.

@@ -24,17 +24,6 @@ use super::tensor::DeviceTensor;
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Opened};
 
-/// The kernels that a read launches.
-const KERNELS: &[&str] = &[
-    "decode_raw",
-    "decode_ibp",
-    "decode_planes4",
-    "decode_planes3",
-    "decode_planes222",
-    "decode_sparse",
-    "overlay_rows",
-];
-
 /// Tells the GPUs of a process apart, two of the same device included; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GpuId(u64);
@@ -79,7 +68,7 @@ impl Gpu {
         let choice = config.chosen()?;
         let device = Device::open(config.ordinal)?;
         let access = AccessState::new(choice, device.facts())?;
-        let kernels = Kernels::load(&device, Module::Decode, KERNELS)?;
+        let kernels = Kernels::load(&device, Module::Decode)?;
         let inner = Inner {
             // Relaxed: it only has to be unique.
             id: GpuId(NEXT.fetch_add(1, Ordering::Relaxed)),
@@ -222,9 +211,7 @@ impl Inner {
             Ok(buffer)
         })
     }
-}
 
-impl Inner {
     fn keep_in_mind(&self, forms: &Arc<DeviceForms>) {
         let mut known = self.forms.lock();
         known.retain(|known| known.strong_count() > 0);

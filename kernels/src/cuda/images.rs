@@ -13,6 +13,32 @@ pub enum Module {
     Fit,
 }
 
+impl Module {
+    /// The names of its kernels.
+    pub const fn kernels(self) -> &'static [&'static str] {
+        match self {
+            Self::Decode => &[
+                "decode_raw",
+                "decode_ibp",
+                "decode_planes4",
+                "decode_planes3",
+                "decode_planes222",
+                "decode_sparse",
+                "overlay_rows",
+            ],
+            Self::Encode => &[
+                "encode_records_ibp",
+                "encode_records_planes4",
+                "encode_records_planes3",
+                "encode_records_planes222",
+                "encode_records_sparse",
+                "place_records",
+            ],
+            Self::Fit => &["count_bits", "count_exponents"],
+        }
+    }
+}
+
 /// What a driver loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Image {
@@ -102,6 +128,9 @@ mod tests {
                         "{}",
                         image.name
                     );
+                    let kernels = module.kernels().iter().map(|name| format!(".visible .entry {name}("));
+                    assert!(kernels.clone().all(|entry| text.contains(&entry)), "{}", image.name);
+                    assert_eq!(text.matches(".visible .entry ").count(), kernels.len(), "{}", image.name);
                 }
             }
             for ((major, minor), image) in CAPABILITIES.into_iter().zip(&images[1..]) {

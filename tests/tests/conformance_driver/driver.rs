@@ -16,16 +16,6 @@ use tierpack_tests::device::{say, stand_in};
 
 use crate::target::{Case, Fault, Target};
 
-/// The kernels that the suite launches.
-const KERNELS: &[&str] = &[
-    "decode_raw",
-    "decode_ibp",
-    "decode_planes4",
-    "decode_planes3",
-    "decode_planes222",
-    "decode_sparse",
-    "overlay_rows",
-];
 /// Bytes around the output that no kernel may write.
 const MARGIN: usize = 64;
 const CANARY: u8 = 0x5C;
@@ -56,7 +46,7 @@ pub(crate) fn drivers() -> Vec<&'static Driver> {
 impl Driver {
     fn open() -> Result<Self, GpuError> {
         let device = Device::open_in(Some(stand_in().as_os_str()), 0)?;
-        let kernels = Kernels::load(&device, Module::Decode, KERNELS)?;
+        let kernels = Kernels::load(&device, Module::Decode)?;
         let stream = Stream::new(&device)?;
         Ok(Self { device, kernels, stream })
     }

@@ -11,16 +11,6 @@ use tierpack_kernels::cuda::launch::Launch;
 use tierpack_shm::types::index;
 use tierpack_tests::device::{say, stand_in};
 
-const ENCODE: &[&str] = &[
-    "encode_records_ibp",
-    "encode_records_planes4",
-    "encode_records_planes3",
-    "encode_records_planes222",
-    "encode_records_sparse",
-    "place_records",
-];
-const FIT: &[&str] = &["count_bits", "count_exponents"];
-
 /// What memory holds before anything is written, and what stays around it.
 pub(crate) const FILL: u8 = 0xA5;
 
@@ -36,8 +26,8 @@ struct Driver {
 impl Driver {
     fn open() -> Result<Self, GpuError> {
         let device = Device::open_in(Some(stand_in().as_os_str()), 0)?;
-        let encode = Kernels::load(&device, Module::Encode, ENCODE)?;
-        let fit = Kernels::load(&device, Module::Fit, FIT)?;
+        let encode = Kernels::load(&device, Module::Encode)?;
+        let fit = Kernels::load(&device, Module::Fit)?;
         Ok(Self { encode, fit, stream: Stream::new(&device)? })
     }
 }
@@ -109,9 +99,9 @@ pub(crate) fn run(launch: &Launch, args: &mut [Vec<u8>], _order: u32) {
         _ => Parameter::Address(u64::from_le_bytes(bytes[..].try_into().expect("4 bytes or 8"))),
     };
     let parameters: Vec<_> = args.iter().map(parameter).collect();
-    let kernels = if FIT.contains(&launch.kernel) { &driver.fit } else { &driver.encode };
+    let kernels = if Module::Fit.kernels().contains(&launch.kernel) { &driver.fit } else { &driver.encode };
     // SAFETY: the tests give parameters of the kernel's types, and addresses of memory that is there until it has run.
-    unsafe { kernels.launch_planned(launch, &parameters, &driver.stream) }.expect(launch.kernel);
+    unsafe { kernels.launch(launch, &parameters, &driver.stream) }.expect(launch.kernel);
     driver.stream.synchronize().expect(launch.kernel);
 }
 

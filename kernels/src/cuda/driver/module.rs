@@ -61,25 +61,17 @@ impl Parameter {
     }
 }
 
-/// How large a launch is.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
-    pub(super) grid: [u32; 3],
-    pub(super) block: [u32; 3],
-    pub(super) shared_bytes: u32,
-}
-
 impl Kernels {
-    /// Loads the image of `module` for the device, and looks up these kernels.
+    /// Loads the image of `module` for the device, and looks up its kernels.
     ///
     /// # Errors
     /// [`GpuError::Module`] with what the driver's compiler says.
-    pub fn load(device: &Arc<Device>, module: Module, names: &[&'static str]) -> Result<Self, GpuError> {
+    pub fn load(device: &Arc<Device>, module: Module) -> Result<Self, GpuError> {
         let (major, minor) = device.facts().capability;
         let is_ptx = std::env::var_os(IMAGE_VARIABLE).is_some_and(|value| value == "ptx");
         // No cubin is for capability 0.
         let (major, minor) = if is_ptx { (0, 0) } else { (major, minor) };
-        Self::load_image(device, &images::choose(module, major, minor), names)
+        Self::load_image(device, &images::choose(module, major, minor), module.kernels())
     }
 
     fn load_image(device: &Arc<Device>, image: &Image, names: &[&'static str]) -> Result<Self, GpuError> {
@@ -122,32 +114,7 @@ impl Kernels {
         &self.device
     }
 
-    /// Launches the kernel of that name.
-    ///
-    /// # Safety
-    /// - The parameters of the kernel are the jobs, their number, the bytes of a warp if there are any, the status.
-    /// - What its parameters lead it to is memory that it may use in that way until it has run.
-    pub(super) unsafe fn launch(
-        &self,
-        name: &'static str,
-        size: Size,
-        [jobs, status]: [u64; 2],
-        (n_jobs, warp_bytes): (u32, Option<u32>),
-        stream: &Stream,
-    ) -> Result<(), GpuError> {
-        let (jobs, n_jobs, status) =
-            (Parameter::Address(jobs), Parameter::Number(n_jobs), Parameter::Address(status));
-        match warp_bytes.map(Parameter::Number) {
-            // SAFETY: the caller promises the parameters.
-            Some(warp_bytes) => unsafe {
-                self.launch_with(name, size, &[jobs, n_jobs, warp_bytes, status], stream)
-            },
-            // SAFETY: as above.
-            None => unsafe { self.launch_with(name, size, &[jobs, n_jobs, status], stream) },
-        }
-    }
-
-    /// Launches the kernel that a launch names, with these parameters.
+    /// Launches the kernel that `launch` names, with these parameters.
     ///
     /// # Errors
     /// [`GpuError::Launch`], [`GpuError::Driver`], [`GpuError::Lost`].
@@ -158,36 +125,22 @@ impl Kernels {
     /// # Safety
     /// - The parameters are those of the kernel, in their order and of their types.
     /// - What they lead it to is memory that it may use in that way until it has run.
-    pub unsafe fn launch_planned(
+    pub unsafe fn launch(
         &self,
         launch: &Launch,
         parameters: &[Parameter],
         stream: &Stream,
     ) -> Result<(), GpuError> {
-        let size = Size { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes };
-        // SAFETY: the caller promises the parameters.
-        unsafe { self.launch_with(launch.kernel, size, parameters, stream) }
-    }
-
-    /// # Safety
-    /// - As [`Kernels::launch_planned`].
-    unsafe fn launch_with(
-        &self,
-        name: &'static str,
-        size: Size,
-        parameters: &[Parameter],
-        stream: &Stream,
-    ) -> Result<(), GpuError> {
+        let &Launch { kernel: name, grid: [gx, gy, gz], block: [bx, by, bz], shared_bytes, .. } = launch;
         let lacks = || GpuError::Launch { kernel: name, code: 500, name: "no such kernel".to_owned() };
         let function = self.functions.iter().find(|function| function.name == name).ok_or_else(lacks)?;
         let _entered = self.device.enter()?;
-        self.allow(function, size.shared_bytes)?;
+        self.allow(function, shared_bytes)?;
         let mut arguments = [core::ptr::null_mut(); MAX_PARAMETERS];
         assert!(parameters.len() <= MAX_PARAMETERS, "{} parameters of {name}", parameters.len());
         for (argument, parameter) in arguments.iter_mut().zip(parameters) {
             *argument = parameter.pointer();
         }
-        let ([gx, gy, gz], [bx, by, bz]) = (size.grid, size.block);
         // SAFETY: the caller promises the parameters; the driver copies them before it returns.
         let code = unsafe {
             (self.device.api.launch_kernel)(
@@ -198,7 +151,7 @@ impl Kernels {
                 bx,
                 by,
                 bz,
-                size.shared_bytes,
+                shared_bytes,
                 stream.handle(),
                 arguments.as_mut_ptr(),
                 core::ptr::null_mut(),

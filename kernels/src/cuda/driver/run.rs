@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::device::Device;
 use super::error::GpuError;
 use super::memory::{DeviceBuffer, PageLocked};
-use super::module::{Kernels, Size};
+use super::module::{Kernels, Parameter};
 use super::stream::{Event, Stream, Unqueued};
 use crate::cuda::abi::{BlockJob, OverlayJob, Status};
 use crate::cuda::launch::Launch;
@@ -120,15 +120,17 @@ impl Run {
         api.check("cuMemcpyHtoDAsync_v2", copied)?;
         for launch in &work.launches {
             let jobs = device + jobs_at + launch.jobs.start as u64 * size_of::<BlockJob>() as u64;
-            let numbers = (length(&launch.jobs), Some(launch.warp_bytes));
+            let [jobs, status] = [jobs, device].map(Parameter::Address);
+            let [n_jobs, warp_bytes] = [length(&launch.jobs), launch.warp_bytes].map(Parameter::Number);
             // SAFETY: decode kernels have these parameters (kernels/cuda/decode.cu); the caller promises the jobs.
-            unsafe { kernels.launch(launch.kernel, size(launch), [jobs, device], numbers, stream) }?;
+            unsafe { kernels.launch(launch, &[jobs, n_jobs, warp_bytes, status], stream) }?;
         }
         for launch in &work.overlay_launches {
             let jobs = device + overlays_at + launch.jobs.start as u64 * size_of::<OverlayJob>() as u64;
-            let numbers = (length(&launch.jobs), None);
+            let [jobs, status] = [jobs, device].map(Parameter::Address);
+            let n_jobs = Parameter::Number(length(&launch.jobs));
             // SAFETY: `overlay_rows` has these parameters; the caller promises the jobs.
-            unsafe { kernels.launch(launch.kernel, size(launch), [jobs, device], numbers, stream) }?;
+            unsafe { kernels.launch(launch, &[jobs, n_jobs, status], stream) }?;
         }
         let status: *mut c_void = host;
         // SAFETY: as the copy above; nobody reads the host's status before the event has fired.
@@ -140,10 +142,6 @@ impl Run {
 
 fn needed(work: &Work) -> u64 {
     STATUS_BYTES + size_of_val(&*work.blocks) as u64 + size_of_val(&*work.overlays) as u64
-}
-
-fn size(launch: &Launch) -> Size {
-    Size { grid: launch.grid, block: launch.block, shared_bytes: launch.shared_bytes }
 }
 
 fn put(target: &mut [u8], at: u64, bytes: &[u8]) {

@@ -193,9 +193,7 @@ impl Event {
         let done = unsafe { (self.device.api.event_synchronize)(self.handle) };
         self.device.api.check("cuEventSynchronize", done)
     }
-}
 
-impl Event {
     /// Whether it has fired, once it has; `false` where the driver keeps refusing to say.
     pub(super) fn settle(&self) -> bool {
         settle(|| self.synchronize())
