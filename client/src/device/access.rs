@@ -35,7 +35,7 @@ impl AccessState {
                 let reason = "the GPU cannot read pageable memory (attribute 88 is 0)".to_owned();
                 return Err(GpuError::NoAccess { asked: choice.name(), reason });
             }
-            AccessChoice::Registered if let Some(reason) = cannot_register(facts) => {
+            AccessChoice::Registered if let Some(reason) = facts.cannot_register() => {
                 return Err(GpuError::NoAccess { asked: choice.name(), reason: reason.to_owned() });
             }
             AccessChoice::Ats => (DeviceAccess::Ats, None),
@@ -45,7 +45,7 @@ impl AccessState {
             AccessChoice::Auto if facts.reads_pageable && facts.uses_host_page_tables => {
                 (DeviceAccess::Ats, None)
             }
-            AccessChoice::Auto => match cannot_register(facts) {
+            AccessChoice::Auto => match facts.cannot_register() {
                 None => (DeviceAccess::Registered, None),
                 Some(reason) => {
                     warn(reason);
@@ -78,17 +78,6 @@ impl AccessState {
             *now = (DeviceAccess::Staged, Some(reason));
         }
         Ok(())
-    }
-}
-
-/// Segments are mapped read-only, so that both abilities are needed.
-fn cannot_register(facts: &Facts) -> Option<&'static str> {
-    if !facts.registers {
-        Some("the GPU cannot register memory of the process (attribute 99 is 0)")
-    } else if !facts.registers_read_only {
-        Some("the GPU cannot register memory that a process may only read (attribute 113 is 0)")
-    } else {
-        None
     }
 }
 

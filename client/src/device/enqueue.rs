@@ -15,7 +15,7 @@ use super::flight::{DeviceGet, Flight, Load, abandon};
 use super::gpu::Inner;
 use super::plan::{OwnedGuard, Plan, PlannedBlock, Stored, Target, Upload};
 use super::raw;
-use super::segments::Segments;
+use super::segments::{Segments, moved};
 use crate::error::{Error, Result};
 use crate::handle::Fault;
 
@@ -263,11 +263,6 @@ fn numbers<'a>(targets: &'a [Target<'_>]) -> impl Iterator<Item = u32> + 'a {
         *next = next.saturating_add(u32::try_from(target.handle.geometry().n_blocks()).unwrap_or(u32::MAX));
         Some(number)
     })
-}
-
-/// Cannot be: the plan's guard keeps the bytes where they were.
-fn moved() -> GpuError {
-    GpuError::NoAccess { asked: "registered", reason: "a segment is not mapped any more".to_owned() }
 }
 
 /// All that launches in place use, the guards with it.

@@ -12,6 +12,7 @@ use super::flight::{DeviceGet, Load};
 use super::gpu::Gpu;
 use super::plan::Target;
 use super::prefetch::Prefetch;
+use super::segments::moved;
 use super::tensor::DeviceTensor;
 use crate::error::{Error, Result};
 use crate::handle::Handle;
@@ -106,10 +107,7 @@ pub(super) fn register(
     attachment: &Attachment,
     segment_idx: usize,
 ) -> core::result::Result<Registration, GpuError> {
-    let range = attachment.segment_range(SegmentKind::Data, segment_idx).ok_or_else(|| {
-        let reason = "a segment is not mapped any more".to_owned();
-        GpuError::NoAccess { asked: "registered", reason }
-    })?;
+    let range = attachment.segment_range(SegmentKind::Data, segment_idx).ok_or_else(moved)?;
     // SAFETY: the segment is mapped, since a guard of the caller reads it; the table of `segments.rs` observes the
     // attachment, is told before the segment is unmapped, and drops what this gives then.
     unsafe { Registration::new(device, range.0, range.1) }

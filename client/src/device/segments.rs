@@ -90,6 +90,11 @@ impl Segments {
     }
 }
 
+/// Cannot be: a guard keeps the segment, and the bytes in it, where they were.
+pub(super) fn moved() -> GpuError {
+    GpuError::NoAccess { asked: "registered", reason: "a segment is not mapped any more".to_owned() }
+}
+
 /// Unregisters a segment, under the table's lock.
 fn end(registered: Registered) {
     if let Err(error) = registered.registration.end() {

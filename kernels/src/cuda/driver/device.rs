@@ -52,6 +52,19 @@ pub struct Facts {
     pub registers_read_only: bool,
 }
 
+impl Facts {
+    /// Why segments, which a client may only read, cannot be registered; `None` where they can.
+    pub const fn cannot_register(&self) -> Option<&'static str> {
+        if !self.registers {
+            Some("the GPU cannot register memory of the process (attribute 99 is 0)")
+        } else if !self.registers_read_only {
+            Some("the GPU cannot register memory that a process may only read (attribute 113 is 0)")
+        } else {
+            None
+        }
+    }
+}
+
 /// An open device.
 #[derive(Debug)]
 pub struct Device {

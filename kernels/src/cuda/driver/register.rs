@@ -44,13 +44,8 @@ impl Registration {
     /// [`GpuError::Capturing`].
     pub unsafe fn new(device: &Arc<Device>, pointer: NonNull<c_void>, len: usize) -> Result<Self, GpuError> {
         let none = |reason: &str| GpuError::NoAccess { asked: "registered", reason: reason.to_owned() };
-        if !device.facts().registers {
-            return Err(none("the GPU cannot register memory of the process (attribute 99 is 0)"));
-        }
-        if !device.facts().registers_read_only {
-            return Err(none(
-                "the GPU cannot register memory that a process may only read (attribute 113 is 0)",
-            ));
+        if let Some(reason) = device.facts().cannot_register() {
+            return Err(none(reason));
         }
         if len > MAX_BYTES {
             return Err(none("more than 64 GiB in one piece"));
