@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use tierpack_client::{Client, CodecChoice, CodecId, Dtype, Handle, PutOptions};
+use tierpack_client::{Client, CodecChoice, CodecId, Dtype, GpuError, Handle, PutOptions};
 
 use crate::data::{Random, Words};
 
@@ -64,6 +64,23 @@ pub fn in_child(name: &str, settings: &[Settings<'_>]) -> bool {
 pub fn say(line: &str) {
     // Not by the macros, whose output the harness keeps. Who has closed standard error does not want to know.
     let _ = writeln!(std::io::stderr(), "{line}").is_ok();
+}
+
+/// What was opened; `None`, and a line that says so, where there is no GPU and none is required.
+///
+/// # Panics
+/// For every other error, and where `TIERPACK_REQUIRE_GPU` is set.
+pub fn or_skip<T>(opened: &Result<T, GpuError>) -> Option<&T> {
+    opened.as_ref().map_or_else(
+        |error| {
+            let is_missing = matches!(error, GpuError::NoDriver { .. } | GpuError::NoDevice);
+            let may_be_missing = std::env::var_os("TIERPACK_REQUIRE_GPU").is_none();
+            assert!(is_missing && may_be_missing, "{error}");
+            say(&format!("skipped: no CUDA device: {error}"));
+            None
+        },
+        Some,
+    )
 }
 
 /// Runs the test `name` in a child; says whether it succeeded, and what it wrote.

@@ -4,12 +4,9 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cusim::{Kernel, Opts, Order, Shape};
-use tierpack_kernels::cuda::abi::{BlockJob, OverlayJob, Status};
+use tierpack_kernels::cuda::abi::{BlockJob, Status};
 use tierpack_kernels::cuda::form::device_form;
-use tierpack_kernels::cuda::launch::{
-    Launch, READ_UNIT, StoredBlock, StoredOverlay, block_job, decode_launches, overlay_job, overlay_launch,
-};
-use tierpack_shm::overlay::Overlay;
+use tierpack_kernels::cuda::launch::{Launch, READ_UNIT, decode_launches, overlay_launch};
 use tierpack_shm::types::{CodecId, index};
 
 use crate::target::{Case, Fault, Target};
@@ -88,7 +85,7 @@ impl Target for Simulated {
             self.overlay(case, placed.base, &mut status)?;
         }
         let raw = placed.into_iter().zip(cases).map(|(placed, case)| placed.raw(case)).collect();
-        if status == Status::CLEAR { Ok(raw) } else { Err(fault(status, jobs.len())) }
+        Fault::of(status, jobs.len()).map_or(Ok(raw), Err)
     }
 }
 
@@ -124,17 +121,9 @@ impl Placed {
 
     /// The jobs of all blocks, numbered from `first` on.
     fn jobs(&self, case: &Case, first: usize) -> Result<Vec<(CodecId, BlockJob)>, Fault> {
-        let blocks = (0..).zip(case.blocks.iter().zip(&self.sources));
-        let jobs = blocks.map(|(block_idx, (bytes, source))| {
-            let block = StoredBlock {
-                block_idx,
-                header: &bytes[..64],
-                src: source.address(),
-                form: self.form.as_ref().map_or(0, Memory::address),
-                out: self.base + case.geometry.block(block_idx).byte_offset,
-                number: u32::try_from(first as u64 + block_idx).expect("few blocks"),
-            };
-            block_job(case.coder.as_ref(), &case.geometry, &block).map_err(|_| Fault::Header)
+        let form = self.form.as_ref().map_or(0, Memory::address);
+        let jobs = (0..).zip(&self.sources).zip(first..).map(|((block_idx, source), number)| {
+            case.block_job(block_idx, [source.address(), form, self.base], number)
         });
         jobs.collect()
     }
@@ -152,21 +141,10 @@ impl Simulated {
     fn overlay(&self, case: &Case, base: u64, status: &mut Status) -> Result<(), Fault> {
         for level in &case.overlays {
             let sources: Vec<Memory> = level.iter().map(|(_, bytes)| Memory::new(bytes)).collect();
-            let mut jobs: Vec<OverlayJob> = Vec::new();
-            for ((block_idx, bytes), source) in level.iter().zip(&sources) {
-                let shape = case.geometry.block(*block_idx);
-                let overlay = Overlay::parse(bytes).map_err(|_| Fault::Header)?;
-                let job = overlay_job(&StoredOverlay {
-                    n_rows: overlay.n_rows(),
-                    row_bytes: overlay.row_bytes(),
-                    rows_at: (64 + 4 * overlay.n_rows()).next_multiple_of(64),
-                    raw_len: shape.raw_bytes,
-                    src: source.address(),
-                    out: base + shape.byte_offset,
-                    number: u32::try_from(*block_idx).expect("few blocks"),
-                });
-                jobs.push(job.map_err(|_| Fault::Header)?);
-            }
+            let jobs = level.iter().zip(&sources).map(|((block_idx, bytes), source)| {
+                case.overlay_job(*block_idx, bytes, [source.address(), base])
+            });
+            let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
             let launch = overlay_launch(0..jobs.len());
             self.run(&launch, jobs.as_ptr().expose_provenance(), &[], status);
         }
@@ -194,14 +172,4 @@ impl Simulated {
 
 fn vec_of<T: Into<u64> + Copy>(value: T) -> Vec<u8> {
     value.into().to_le_bytes()[..size_of::<T>()].to_vec()
-}
-
-/// The fault of the first flag; the number is that of a block.
-fn fault(status: Status, n_jobs: usize) -> Fault {
-    assert!((status.first as usize) < n_jobs, "{status:?}");
-    match status.flags {
-        flags if flags & Status::OVERFLOW != 0 => Fault::Overflow,
-        flags if flags & Status::NO_ESCAPE != 0 => Fault::NoEscape,
-        _ => Fault::Overlay,
-    }
 }

@@ -1,10 +1,12 @@
 //! What is decoded, and what decodes it.
 
 use tierpack_kernels::block::Block;
+use tierpack_kernels::cuda::abi::{BlockJob, OverlayJob, Status};
+use tierpack_kernels::cuda::launch::{StoredBlock, StoredOverlay, block_job, overlay_job};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::{Coder, Error, Level, codec};
 use tierpack_shm::overlay::Overlay;
-use tierpack_shm::types::index;
+use tierpack_shm::types::{CodecId, index};
 
 /// The stored blocks of one tensor.
 #[derive(Clone, Debug)]
@@ -19,6 +21,47 @@ pub(crate) struct Case {
     pub(crate) overlays: Vec<Vec<(u64, Vec<u8>)>>,
 }
 
+impl Case {
+    /// The job of a block for kernels, which find it at `src`, its metadata at `form`, and put the tensor at `base`.
+    pub(crate) fn block_job(
+        &self,
+        block_idx: u64,
+        [src, form, base]: [u64; 3],
+        number: usize,
+    ) -> Result<(CodecId, BlockJob), Fault> {
+        let block = StoredBlock {
+            block_idx,
+            header: &self.blocks[index(block_idx)][..64],
+            src,
+            form,
+            out: base + self.geometry.block(block_idx).byte_offset,
+            number: u32::try_from(number).expect("few blocks"),
+        };
+        block_job(self.coder.as_ref(), &self.geometry, &block).map_err(|_| Fault::Header)
+    }
+
+    /// The job of an overlay, which kernels find at `src`.
+    pub(crate) fn overlay_job(
+        &self,
+        block_idx: u64,
+        bytes: &[u8],
+        [src, base]: [u64; 2],
+    ) -> Result<OverlayJob, Fault> {
+        let shape = self.geometry.block(block_idx);
+        let overlay = Overlay::parse(bytes).map_err(|_| Fault::Header)?;
+        let job = overlay_job(&StoredOverlay {
+            n_rows: overlay.n_rows(),
+            row_bytes: overlay.row_bytes(),
+            rows_at: overlay.rows_at(),
+            raw_len: shape.raw_bytes,
+            src,
+            out: base + shape.byte_offset,
+            number: u32::try_from(block_idx).expect("few blocks"),
+        });
+        job.map_err(|_| Fault::Header)
+    }
+}
+
 /// What is wrong with the bytes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
@@ -30,6 +73,21 @@ pub(crate) enum Fault {
     NoEscape,
     /// An overlay names a row that the block lacks.
     Overlay,
+}
+
+impl Fault {
+    /// What kernels reported of so many jobs: the fault of the first flag.
+    pub(crate) fn of(status: Status, n_jobs: usize) -> Option<Self> {
+        if status == Status::CLEAR {
+            return None;
+        }
+        assert!((status.first as usize) < n_jobs, "{status:?}");
+        Some(match status.flags {
+            flags if flags & Status::OVERFLOW != 0 => Self::Overflow,
+            flags if flags & Status::NO_ESCAPE != 0 => Self::NoEscape,
+            _ => Self::Overlay,
+        })
+    }
 }
 
 /// One way to decode.

@@ -3,16 +3,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use tierpack_kernels::cuda::abi::{BlockJob, OverlayJob, Status};
+use tierpack_kernels::cuda::abi::{BlockJob, Status};
 use tierpack_kernels::cuda::driver::{Device, DeviceBuffer, GpuError, Kernels, Run, Stream, Work};
 use tierpack_kernels::cuda::form::device_form;
 use tierpack_kernels::cuda::images::Module;
-use tierpack_kernels::cuda::launch::{
-    READ_UNIT, StoredBlock, StoredOverlay, block_job, decode_launches, overlay_job, overlay_launch,
-};
-use tierpack_shm::overlay::Overlay;
+use tierpack_kernels::cuda::launch::{READ_UNIT, decode_launches, overlay_launch};
 use tierpack_shm::types::index;
-use tierpack_tests::device::{say, stand_in};
+use tierpack_tests::device::{or_skip, stand_in};
 
 use crate::target::{Case, Fault, Target};
 
@@ -31,16 +28,7 @@ pub(crate) struct Driver {
 /// The device of this process; none where an installed driver was asked for and there is no GPU.
 pub(crate) fn drivers() -> Vec<&'static Driver> {
     static DRIVER: OnceLock<Result<Driver, GpuError>> = OnceLock::new();
-    match DRIVER.get_or_init(Driver::open) {
-        Ok(driver) => vec![driver],
-        Err(error) => {
-            let is_missing = matches!(error, GpuError::NoDriver { .. } | GpuError::NoDevice);
-            let may_be_missing = std::env::var_os("TIERPACK_REQUIRE_GPU").is_none();
-            assert!(is_missing && may_be_missing, "{error}");
-            say(&format!("skipped: no CUDA device: {error}"));
-            Vec::new()
-        }
-    }
+    Vec::from_iter(or_skip(DRIVER.get_or_init(Driver::open)))
 }
 
 impl Driver {
@@ -66,20 +54,8 @@ impl Driver {
         for level in &case.overlays {
             let start = work.overlays.len();
             for (block_idx, bytes) in level {
-                let shape = case.geometry.block(*block_idx);
-                let overlay = Overlay::parse(bytes).map_err(|_| Fault::Header)?;
                 let source = self.copy(bytes);
-                let job: OverlayJob = overlay_job(&StoredOverlay {
-                    n_rows: overlay.n_rows(),
-                    row_bytes: overlay.row_bytes(),
-                    rows_at: overlay.rows_at(),
-                    raw_len: shape.raw_bytes,
-                    src: source.address(),
-                    out: base + shape.byte_offset,
-                    number: u32::try_from(*block_idx).expect("few blocks"),
-                })
-                .map_err(|_| Fault::Header)?;
-                work.overlays.push(job);
+                work.overlays.push(case.overlay_job(*block_idx, bytes, [source.address(), base])?);
                 sources.push(source);
             }
             work.overlay_launches.push(overlay_launch(start..work.overlays.len()));
@@ -124,18 +100,10 @@ impl Target for &Driver {
             let form = case.coder.as_ref().map(|coder| self.copy(&device_form(coder)));
             let form_address = form.as_ref().map_or(0, DeviceBuffer::address);
             kept.extend(form);
-            for (block_idx, header) in (0..).zip(&case.blocks) {
-                let source = self.copy(header);
-                let block = StoredBlock {
-                    block_idx,
-                    header,
-                    src: source.address(),
-                    form: form_address,
-                    out: base + case.geometry.block(block_idx).byte_offset,
-                    number: u32::try_from(jobs.len()).expect("few blocks"),
-                };
+            for (block_idx, bytes) in (0..).zip(&case.blocks) {
+                let source = self.copy(bytes);
+                jobs.push(case.block_job(block_idx, [source.address(), form_address, base], jobs.len())?);
                 kept.push(source);
-                jobs.push(block_job(case.coder.as_ref(), &case.geometry, &block).map_err(|_| Fault::Header)?);
             }
             kept.extend(self.overlays(case, base, &mut work)?);
             outs.push(out);
@@ -144,11 +112,6 @@ impl Target for &Driver {
         work.blocks = jobs.into_iter().map(|(_, job): (_, BlockJob)| job).collect();
         let status = self.run(&work);
         let raw = cases.iter().zip(&outs).map(|(case, out)| self.raw(case, out)).collect();
-        match status.flags {
-            0 => Ok(raw),
-            flags if flags & Status::OVERFLOW != 0 => Err(Fault::Overflow),
-            flags if flags & Status::NO_ESCAPE != 0 => Err(Fault::NoEscape),
-            _ => Err(Fault::Overlay),
-        }
+        Fault::of(status, work.blocks.len()).map_or(Ok(raw), Err)
     }
 }

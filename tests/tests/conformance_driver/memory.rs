@@ -9,7 +9,7 @@ use tierpack_kernels::cuda::driver::{Device, DeviceBuffer, GpuError, Kernels, Pa
 use tierpack_kernels::cuda::images::Module;
 use tierpack_kernels::cuda::launch::Launch;
 use tierpack_shm::types::index;
-use tierpack_tests::device::{say, stand_in};
+use tierpack_tests::device::{or_skip, stand_in};
 
 /// What memory holds before anything is written, and what stays around it.
 pub(crate) const FILL: u8 = 0xA5;
@@ -35,16 +35,7 @@ impl Driver {
 /// The device of this process; none where an installed driver was asked for and there is no GPU.
 fn driver() -> Option<&'static Driver> {
     static DRIVER: OnceLock<Result<Driver, GpuError>> = OnceLock::new();
-    match DRIVER.get_or_init(Driver::open) {
-        Ok(driver) => Some(driver),
-        Err(error) => {
-            let is_missing = matches!(error, GpuError::NoDriver { .. } | GpuError::NoDevice);
-            let may_be_missing = std::env::var_os("TIERPACK_REQUIRE_GPU").is_none();
-            assert!(is_missing && may_be_missing, "{error}");
-            say(&format!("skipped: no CUDA device: {error}"));
-            None
-        }
-    }
+    or_skip(DRIVER.get_or_init(Driver::open))
 }
 
 /// A device has one order of lanes, its own; none without a device.
