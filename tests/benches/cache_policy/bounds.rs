@@ -119,13 +119,14 @@ pub(crate) fn min(trace: &Trace, n_lines: usize, wave: usize) -> f64 {
     })
 }
 
-/// For every request the next wave that asks for the same row.
+/// For every request the next wave that asks for the same row, if that wave counts: other hits are worth nothing.
 fn next_uses(trace: &Trace, wave: usize) -> Vec<u32> {
     let waves: Vec<_> = trace.waves(wave).zip(0_u32..).collect();
     let (mut seen, mut uses) = (vec![NONE; ROWS as usize], Vec::with_capacity(trace.ids.len()));
-    for ((_, ids), number) in waves.into_iter().rev() {
+    for ((is_counted, ids), number) in waves.into_iter().rev() {
         uses.extend(ids.iter().rev().map(|&row| seen[row as usize]));
-        ids.iter().for_each(|&row| seen[row as usize] = number);
+        let worth = if is_counted { number } else { NONE };
+        ids.iter().for_each(|&row| seen[row as usize] = worth);
     }
     uses.reverse();
     uses
