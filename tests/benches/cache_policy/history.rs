@@ -1,10 +1,10 @@
-//! Policies that remember rows which are not there: TinyLFU with a sketch of misses, and S3-FIFO.
+//! Policies that remember rows which are not there: `TinyLFU` with a sketch of misses, and S3-FIFO.
 
 use crate::numbers::{Rng, high};
 use crate::policies::{Choice, Line, Nibbles, Policy, nibble, with};
 use crate::traces::hash;
 
-/// TinyLFU (Einziger, Friedman, Manes 2017) for misses: a row comes in when it missed more often than the coldest
+/// `TinyLFU` (Einziger, Friedman, Manes 2017) for misses: a row comes in when it missed more often than the coldest
 /// line was hit.
 ///
 /// Half a byte per line counts hits, and a sketch of one cell of half a byte per line counts misses.

@@ -4,7 +4,7 @@
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection in which every bit depends on all.
+/// The finalizer of `SplitMix64` (Steele, Lea, Flood 2014): a bijection in which every bit depends on all.
 pub(crate) const fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -12,12 +12,11 @@ pub(crate) const fn mix(x: u64) -> u64 {
 }
 
 /// The upper half.
-#[expect(clippy::cast_possible_truncation, reason = "what is left has 32 bits")]
 pub(crate) const fn high(x: u64) -> u32 {
     (x >> 32) as u32
 }
 
-/// SplitMix64.
+/// `SplitMix64`.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 

@@ -62,6 +62,9 @@ impl Row {
     }
 }
 
+/// What a cell shows.
+type Value = fn(&Row) -> Option<f64>;
+
 /// Distinct values in the order in which they come.
 fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     let mut found = Vec::new();
@@ -83,7 +86,7 @@ pub(crate) fn write(results: &[Row], out: &mut dyn io::Write) -> Result<()> {
         grid(&rows, |row| format!("{} %", row.size_percent), |row| Some(row.hit_percent), out)?;
     }
     let at_10: Vec<_> = main.into_iter().filter(|row| row.size_percent == 10).collect();
-    let fates: [(&str, fn(&Row) -> Option<f64>); 3] = [
+    let fates: [(&str, Value); 3] = [
         ("Inserted, in percent of requests, at 10 %", |row| row.inserted_percent),
         ("Claims lost, in percent of requests, at 10 %", |row| row.lost_percent),
         ("Bypassed, in percent of requests, at 10 %", |row| row.bypassed_percent),

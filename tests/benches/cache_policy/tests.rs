@@ -56,7 +56,7 @@ fn a_power_law_is_drawn_as_often_as_it_says() {
     let total: f64 = (1..=1000).map(|k| f64::from(k).powf(-1.05)).sum();
     let mut counts = vec![0_u32; 1000];
     (0..1_000_000).for_each(|_| counts[law.draw(rng.draw()) as usize] += 1);
-    for rank in [0, 1, 9, 99, 999] {
+    for rank in [0_u32, 1, 9, 99, 999] {
         let expected = 1e6 * f64::from(rank + 1).powf(-1.05) / total;
         let (got, off) = (f64::from(counts[rank as usize]), 5.0 * expected.sqrt());
         assert!((got - expected).abs() < off, "rank {rank}: {got} draws, {expected:.0} expected");

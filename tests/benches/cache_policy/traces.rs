@@ -91,7 +91,8 @@ impl Trace {
     fn gnn(&mut self, requests: usize, id_of: fn(u32) -> u32) {
         let (graph, mut rng) = (Graph::new(), Rng::new(2));
         let mut seen = vec![u32::MAX; ROWS as usize];
-        let mut seeds: Vec<_> = (0..ROWS).filter(|&node| mix(u64::from(node)) % TRAINING == 0).collect();
+        let mut seeds: Vec<_> =
+            (0..ROWS).filter(|&node| mix(u64::from(node)).is_multiple_of(TRAINING)).collect();
         let mut next = seeds.len();
         let mut nodes = Vec::new();
         for batch in 0.. {
