@@ -198,7 +198,7 @@ KERNEL void twin_scalars(const uint32_t* in, uint32_t* out) {
   out[2] = (uint32_t)__clz((int)(a >> 9));
   out[3] = (uint32_t)__clzll((long long)(a >> 9));
   out[4] = (uint32_t)__ffs((int)(a << 5));
-  out[5] = (uint32_t)__ffsll((long long)a << 37);
+  out[5] = (uint32_t)__ffsll((long long)((uint64_t)a << 37));
   out[6] = __brev(a);
   out[7] = __funnelshift_r(a, b, 11);
   out[8] = __funnelshift_l(a, b, 11);

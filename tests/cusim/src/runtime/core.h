@@ -75,8 +75,9 @@ struct Block {
   unsigned char* dyn;
 };
 
-extern thread_local Lane* cur __attribute__((tls_model("initial-exec")));
-extern thread_local Block* blk __attribute__((tls_model("initial-exec")));
+// `__thread`, not `thread_local`: without a function that might initialize them.
+extern __thread Lane* cur __attribute__((tls_model("initial-exec")));
+extern __thread Block* blk __attribute__((tls_model("initial-exec")));
 
 uint64_t rendezvous(Op op, uint32_t mask, uint64_t arg, int src, int width, int size, const char* file, int line);
 void bar_sync(const char* file, int line, int* count_pred);

@@ -89,7 +89,7 @@ struct Runtime {
   size_t asan_size = 0;
 };
 // A pointer only: a library that is loaded late has few bytes of thread-local storage.
-extern thread_local Runtime* runtime __attribute__((tls_model("initial-exec")));
+extern __thread Runtime* runtime __attribute__((tls_model("initial-exec")));
 
 Runtime& ensure_runtime();
 Kernel* find_kernel(const char* name);

@@ -7,9 +7,9 @@
 #include "runtime.h"
 
 namespace cusim {
-thread_local Lane* cur;
-thread_local Block* blk;
-thread_local Runtime* runtime;
+__thread Lane* cur;
+__thread Block* blk;
+__thread Runtime* runtime;
 
 static constexpr size_t COPIES_BYTES = sizeof(Copy) * MAX_COPIES * MAX_THREADS;
 
