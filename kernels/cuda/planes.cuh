@@ -182,9 +182,25 @@ struct PlanesCodec {
     for (int c = 0; c < C; c++) codes[c] &= s.n > (uint32_t)(8 * c) ? low32(4 * least(s.n - 8 * c, 8)) : 0;
   }
 
+  // Whether a record of planes:4 has a code 15.
   template <int LANES>
-  DEV_MEMBER void decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
-                         Status* status) const {
+  DEV_MEMBER bool has_escape(const Team<LANES>& team, const Record& record) const {
+    const Body body = {record.front, record.n_front, 0, nullptr, false};
+    const Tiers<LANES> none = {};
+    uint32_t found = 0;
+    for (uint32_t start = 0; start < record.n_elems; start += E * LANES) {
+      uint32_t ranks[C];
+      codes(team, body, spot(record, start + E * team.lane), none, ranks);
+      UNROLL
+      for (int c = 0; c < C; c++) found |= ranks[c] & ranks[c] >> 1 & ranks[c] >> 2 & ranks[c] >> 3 & 0x11111111u;
+    }
+    return __any_sync(team.mask, found != 0);
+  }
+
+  // Decodes a record; gives the bytes of its body.
+  template <int LANES>
+  DEV_MEMBER uint32_t decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
+                             Status* status) const {
     Body body = {record.front, record.n_front, 0, nullptr, false};
     if (S != 4) {
       body = body_of(job, record, status);
@@ -199,7 +215,7 @@ struct PlanesCodec {
     const uint32_t base_at = form->columns ? record.first_elem % form->columns : 0;
     for (uint32_t start = 0; start < record.n_elems; start += E * LANES) {
       const Spot s = spot(record, start + E * team.lane);
-      uint32_t ranks[C], escaped[C], low[V], high[V], n_escaped = 0;
+      uint32_t ranks[C], escaped[C], low[V] = {}, high[V] = {}, n_escaped = 0;
       codes(team, body, s, tiers, ranks);
       UNROLL
       for (int c = 0; c < C; c++) {
@@ -236,5 +252,6 @@ struct PlanesCodec {
       }
     }
     if (S != 4 && !has_end(body, escapes_at)) report(status, job, STATUS_OVERFLOW);
+    return (escapes_at + 7) / 8;
   }
 };

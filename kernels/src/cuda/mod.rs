@@ -2,8 +2,10 @@
 //!
 //! `abi` holds the structs of `kernels/cuda/shared.h`, `form` the metadata as the kernels read them, and `launch`
 //! makes jobs of checked blocks and plans the launches.
+//! `gather` is the same for rows by their numbers, through a cache in device memory.
 //! None of them needs a driver.
 
 pub mod abi;
 pub mod form;
+pub mod gather;
 pub mod launch;

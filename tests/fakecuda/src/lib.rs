@@ -13,7 +13,7 @@
 #![allow(non_snake_case, unused_variables, clippy::missing_safety_doc, clippy::too_many_arguments)]
 use cusim::{Error, Kernel, Opts, Shape};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ffi::{c_char, c_int, c_uint, c_void, CStr, CString};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -48,8 +48,16 @@ const ERRS: &[(R, &str, &str)] = &[
     (500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"),
     (600, "CUDA_ERROR_NOT_READY", "device not ready"),
     (700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"),
-    (712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped"),
-    (713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"),
+    (
+        712,
+        "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        "part or all of the requested memory range is already mapped",
+    ),
+    (
+        713,
+        "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+        "pointer does not correspond to a registered memory region",
+    ),
     (719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"),
     (801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"),
     (901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"),
@@ -253,7 +261,8 @@ impl S {
             }
         }
         self.regs.iter().any(|(h, r)| {
-            (p >= *h && p + n as u64 <= h + r.size as u64) || (p >= r.dev && p + n as u64 <= r.dev + r.size as u64)
+            (p >= *h && p + n as u64 <= h + r.size as u64)
+                || (p >= r.dev && p + n as u64 <= r.dev + r.size as u64)
         })
     }
     fn pinned(&self, p: u64, n: usize) -> bool {
@@ -852,9 +861,12 @@ unsafe fn parse_image(img: *const u8) -> Result<Vec<(String, Vec<u32>)>, R> {
                     "u32" | "b32" | "f32" | "s32" => 4,
                     "u16" | "b16" => 2,
                     "u8" | "b8" | "s8" => 1,
-                    _ => {
-                        l.rsplit('[').next().and_then(|x| x.split(']').next()).and_then(|x| x.parse().ok()).unwrap_or(0)
-                    }
+                    _ => l
+                        .rsplit('[')
+                        .next()
+                        .and_then(|x| x.split(']').next())
+                        .and_then(|x| x.parse().ok())
+                        .unwrap_or(0),
                 }
             })
             .collect();
@@ -1052,7 +1064,9 @@ pub unsafe extern "C" fn cuGetErrorName(e: R, p: *mut *const c_char) -> R {
 unsafe fn err(e: R, p: *mut *const c_char, which: u8) -> R {
     static T: OnceLock<Vec<(R, CString, CString)>> = OnceLock::new();
     match T
-        .get_or_init(|| ERRS.iter().map(|x| (x.0, CString::new(x.1).unwrap(), CString::new(x.2).unwrap())).collect())
+        .get_or_init(|| {
+            ERRS.iter().map(|x| (x.0, CString::new(x.1).unwrap(), CString::new(x.2).unwrap())).collect()
+        })
         .iter()
         .find(|x| x.0 == e)
     {

@@ -3,6 +3,7 @@
 // At the end: the CPU twins of the wrappers in common.cuh.
 #pragma once
 #include "core.h"
+#include "ordered.h"
 #include "scalar.h"
 #include "warp.h"
 

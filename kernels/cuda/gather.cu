@@ -1,0 +1,42 @@
+// gather.cu - kernels that gather rows of tensors by their numbers, and that sweep the cache.
+//
+// Grid: x = thread blocks, as many as the caller can spare; teams take rows in turn. All go through all calls; each
+// call starts at a thread block of its own. Thread blocks of up to 128 threads.
+#include "gather.cuh"
+
+DEV void gather_call(const GatherCall& call, unsigned char* shared, uint32_t* counts) {
+  const GatherTensor& tensor = *(const GatherTensor*)call.tensor;
+  if (tensor.lanes == 8) {
+    gather_rows<8>(tensor, call, shared, counts);
+  } else {
+    gather_rows<32>(tensor, call, shared, counts);
+  }
+  __syncthreads();
+  if (threadIdx.x < N_COUNTS && counts[threadIdx.x]) {
+    unsigned long long* totals = (unsigned long long*)&((GatherStatus*)call.status)->hits;
+    atomicAdd(totals + threadIdx.x, (unsigned long long)counts[threadIdx.x]);
+    counts[threadIdx.x] = 0;
+  }
+  __syncthreads();
+}
+
+// The calls at `many`, or, where that is null, `one`.
+KERNEL void __launch_bounds__(128) gather(const GatherCall one, const GatherCall* __restrict__ many, uint32_t n_many) {
+  DYN_SHARED(shared);
+  SHARED(uint32_t, counts, N_COUNTS);
+  if (threadIdx.x < N_COUNTS) counts[threadIdx.x] = 0;
+  __syncthreads();
+  // One place that calls: the code of all codecs is in it.
+  const uint32_t n = many ? n_many : 1;
+  for (uint32_t i = 0; i < n; i++) gather_call(many ? many[i] : one, shared, counts);
+}
+
+KERNEL void __launch_bounds__(128) sweep_cache(const GatherTensor* __restrict__ tensor) {
+  const uint64_t n = (uint64_t)tensor->cache.n_sets * WAYS;
+  for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t)gridDim.x * blockDim.x) {
+    sweep_line(*tensor, i);
+  }
+}
+
+EXPORT_KERNEL(gather)
+EXPORT_KERNEL(sweep_cache)
