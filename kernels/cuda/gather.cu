@@ -21,14 +21,18 @@ DEV void gather_call(const GatherCall& call, unsigned char* shared, uint32_t* co
 }
 
 // The calls at `many`, or, where that is null, `one`.
-KERNEL void __launch_bounds__(128) gather(const GatherCall one, const GatherCall* __restrict__ many, uint32_t n_many) {
+KERNEL void __launch_bounds__(128)
+    gather(const __grid_constant__ GatherCall one, const GatherCall* __restrict__ many, uint32_t n_many) {
   DYN_SHARED(shared);
   SHARED(uint32_t, counts, N_COUNTS);
   if (threadIdx.x < N_COUNTS) counts[threadIdx.x] = 0;
   __syncthreads();
   // One place that calls: the code of all codecs is in it.
   const uint32_t n = many ? n_many : 1;
-  for (uint32_t i = 0; i < n; i++) gather_call(many ? many[i] : one, shared, counts);
+  for (uint32_t i = 0; i < n; i++) {
+    const GatherCall* call = many ? many + i : &one;
+    gather_call(*call, shared, counts);
+  }
 }
 
 KERNEL void __launch_bounds__(128) sweep_cache(const GatherTensor* __restrict__ tensor) {

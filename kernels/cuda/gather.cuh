@@ -339,7 +339,8 @@ struct RowGather {
     window.used = meta & LINE_BYTES;
     source->what = meta & LINE_RAW ? PLAIN : ENCODED;
     source->form = meta >> LINE_FORM_SHIFT & 15;
-    return meta;
+    // Without its generation the line is of no use, and the row goes to the miss list.
+    return (meta & LINE_RAW) || tensor.forms[source->form].codec != 0 ? meta : 0;
   }
 };
 

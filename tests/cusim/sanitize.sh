@@ -21,4 +21,4 @@ export TSAN_OPTIONS=ignore_noninstrumented_modules=1 ASAN_OPTIONS=detect_leaks=0
 # The sanitizer must be the first library of the test program, and must not be one of cargo or rustc.
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=env LD_PRELOAD=$("${CXX:-g++}" -print-file-name=$library)"
-cargo test -p tierpack-cusim --test simulator
+cargo test -p tierpack-cusim --test simulator --test gather

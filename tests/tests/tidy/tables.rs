@@ -15,7 +15,7 @@ pub(crate) const EDGES: &[(&str, &[&str], &[&str])] = &[
     // `kernels`: `bench codecs` measures them without a daemon.
     ("client/cli/Cargo.toml", &["client", "daemon", "kernels", "shm"], &[]),
     ("tests/Cargo.toml", &["cli", "client", "daemon", "kernels", "shm"], &["cusim", "fakecuda"]),
-    ("tests/cusim/Cargo.toml", &[], &[]),
+    ("tests/cusim/Cargo.toml", &[], &["kernels", "shm"]),
     ("tests/fakecuda/Cargo.toml", &["cusim"], &[]),
     ("tests/fuzz/Cargo.toml", &["kernels", "shm"], &[]),
 ];
@@ -34,7 +34,11 @@ pub(crate) const ISLANDS: &[&str] = &[
     "shm/src/pool.rs",
     "shm/src/segment.rs",
     "shm/src/socket.rs",
+    "tests/cusim/src/ffi.rs",
     "tests/cusim/src/lib.rs",
+    "tests/cusim/tests/gather/device.rs",
+    "tests/cusim/tests/gather/threads.rs",
+    "tests/cusim/tests/simulator/harness.rs",
     "tests/fakecuda/src/lib.rs",
     "tests/src/bin/test_client/fork.rs",
 ];
