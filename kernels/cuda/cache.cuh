@@ -65,8 +65,10 @@ DEV uint32_t probe(const Team<LANES>& team, const Cache& cache, uint64_t word, u
   const uint32_t n = ((meta_of(state) & LINE_BYTES) + 15) / 16;
   for (uint32_t i = team.lane; i < n; i += LANES) window[i] = ld_relaxed_gpu_v4(line + i);
   fence_gpu();
-  const bool same = ld_relaxed_gpu(&set->states[way]) == state;
-  if (!__all_sync(team.mask, same)) {
+  const bool same = __all_sync(team.mask, ld_relaxed_gpu(&set->states[way]) == state);
+  // The copy comes before the reads of all lanes, or before what is put in its place.
+  __syncwarp(team.mask);
+  if (!same) {
     *changed = true;
     return 0;
   }
@@ -74,7 +76,6 @@ DEV uint32_t probe(const Team<LANES>& team, const Cache& cache, uint64_t word, u
     const uint32_t marks = ld_relaxed_gpu(&set->marks);
     if ((marks >> (2 * way) & MOST_MARK) < MOST_MARK) st_relaxed_gpu(&set->marks, marks + (1u << (2 * way)));
   }
-  __syncwarp(team.mask);
   return meta_of(state);
 }
 

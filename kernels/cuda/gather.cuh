@@ -88,8 +88,8 @@ struct RowGather {
   DEV_MEMBER uint32_t stored_len(const Source& source, uint32_t front_len) const {
     const uint32_t mine = team.lane == 0 ? ((const uint32_t*)source.address)[TOTAL_LEN_WORD] : 0;
     uint64_t len = __shfl_sync(team.mask, mine, 0, LANES);
-    if (len < HEADER_BYTES + front_len) len = HEADER_BYTES + front_len;
     if (len > HEADER_BYTES + MAX_BLOCK_RAW_BYTES) len = HEADER_BYTES + MAX_BLOCK_RAW_BYTES;
+    if (len < HEADER_BYTES + front_len) len = HEADER_BYTES + front_len;
     return (uint32_t)(len < source.room ? len : source.room);
   }
 
@@ -104,7 +104,10 @@ struct RowGather {
       const bool mine = next + team.lane < n && (entry & elem) < end && (entry & elem) >= first;
       const uint32_t found = __ballot_sync(team.mask, !mine) >> (__ffs((int)team.mask) - 1);
       const uint32_t count = found ? (uint32_t)__ffs((int)found) - 1 : LANES;
-      if (window.used + 4 * count > window.room) return false;
+      if (window.used + 4 * count > window.room) {
+        __syncwarp(team.mask);
+        return false;
+      }
       if (team.lane < count) ((uint32_t*)window.bytes)[window.used / 4 + team.lane] = entry;
       window.used += 4 * count;
       if (count < LANES) break;

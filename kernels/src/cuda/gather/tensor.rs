@@ -172,6 +172,10 @@ fn plan_window(tensor: &mut GatherTensor) {
         tensor.scratch_bytes = record_bytes + SLACK_BYTES;
     }
     tensor.window_bytes = room + SLACK_BYTES + tensor.scratch_bytes;
+    // The four windows of a warp must fit a thread block.
+    if tensor.window_bytes > MAX_WINDOW_BYTES / 4 {
+        tensor.lanes = 32;
+    }
 }
 
 impl GatherTensor {

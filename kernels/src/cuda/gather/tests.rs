@@ -157,6 +157,10 @@ fn long_lines_take_fewer_threads() {
         let launch = plan(&mut [(&tensor, &mut GatherCall { n_ids: 1, ..GatherCall::default() })], 1, 0);
         launch.map(|launch| (launch.block[0], launch.shared_bytes <= 46 << 10))
     };
+    let cache = CacheLayout::with_line(1 << 30, MAX_LINE_BYTES).at(0);
+    let addresses = Addresses { cache, ..Addresses::default() };
+    let short = describe(&geometry(&[30, 10], Access::Rows), &[], &addresses).expect("a tensor");
+    assert_eq!((short.lanes, short.shared_bytes(32) <= 46 << 10), (32, true));
     assert_eq!([8000, 20_000, MAX_LINE_BYTES].map(grid), [128, 64, 32].map(|threads| Some((threads, true))));
 }
 
