@@ -303,32 +303,33 @@ struct RowGather {
     const uint32_t meta = cached ? look_up_line(word, row, &source) : 0;
     if (meta) {
       count(HITS);
-      if (keep) {
-        insert(team, tensor.cache, word, row, meta | keep, window.bytes);
-        return;
-      }
     } else {
       source = find_row(team, tensor, word, grid, last, in_block);
       if (source.what == ABSENT) return miss(position);
       if (source.what == DAMAGED) return damaged(position, STATUS_OVERLAY);
       count(MISSES);
     }
-    bool complete;
-    if (source.what == ENCODED) {
+    bool complete = true;
+    if (meta && keep) {
+      // The line is there; it is only to stay.
+    } else if (source.what == ENCODED) {
       Part part = {in_block, 0, grid.row_bytes, out};
       if (tensor.whole) part.run = 0, part.start = in_block * grid.row_bytes;
       complete = encoded(tensor.forms[source.form], grid, last, part, source, position);
     } else if (meta) {
       copy_out(window.bytes, window.skew, grid.row_bytes, out);
-      complete = true;
     } else {
       complete = plain(source.address, grid.row_bytes, out);
     }
-    if (meta || !cached) return;
+    if (!cached || (meta && !keep)) return;
     if (!complete || window.used > tensor.cache.line_bytes) return count(BYPASSES);
     const uint32_t raw = source.what == PLAIN ? (uint32_t)LINE_RAW : 0;
     const uint32_t made = window.used | window.skew << LINE_SKEW_SHIFT | source.form << LINE_FORM_SHIFT | raw | keep;
-    const uint32_t done = insert(team, tensor.cache, word, row, made, window.bytes);
+    // A row that is to stay tries the other lines of its set; any other row gives up.
+    uint32_t done, tries = keep ? (uint32_t)WAYS : 1;
+    do {
+      done = insert(team, tensor.cache, word, row, made, window.bytes);
+    } while (done == INSERT_LOST && --tries > 0);
     if (done == INSERTED) count(INSERTS);
     if (done == INSERT_LOST) count(CONFLICTS);
   }

@@ -48,7 +48,7 @@ fn every_codec_and_dtype() {
     for &codec in CodecId::ALL {
         let coded = Dtype::ALL.iter().filter(|&&dtype| gathers(dtype, 13, 72, Access::Rows, codec)).count();
         println!("{codec}: {coded} dtypes are encoded");
-        assert!(codec == CodecId::Raw || coded >= 5, "{codec}: {coded} dtypes are encoded");
+        assert!(codec == CodecId::Raw || coded >= 3, "{codec}: {coded} dtypes are encoded");
     }
 }
 
