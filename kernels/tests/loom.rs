@@ -54,7 +54,11 @@ struct Line {
 
 impl Line {
     fn new() -> Self {
-        Self { state: AtomicU64::new(0), tag: AtomicU64::new(0), bytes: [AtomicU64::new(0), AtomicU64::new(0)] }
+        Self {
+            state: AtomicU64::new(0),
+            tag: AtomicU64::new(0),
+            bytes: [AtomicU64::new(0), AtomicU64::new(0)],
+        }
     }
 
     /// Whether the row went in.
@@ -125,7 +129,8 @@ fn two_inserts(rules: Rules, probes: bool) {
     if probes {
         line.probe(rules, 2);
     }
-    let inserted = teams.into_iter().map(|team| team.join().expect("the team ends")).filter(|&done| done).count();
+    let inserted =
+        teams.into_iter().map(|team| team.join().expect("the team ends")).filter(|&done| done).count();
     assert!(inserted >= 1);
     // What the joins have ordered needs no second look.
     let found = [1, 2].into_iter().filter(|&tag| line.probe(SPEC, tag)).count();
@@ -146,7 +151,8 @@ fn holds(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
 
 #[track_caller]
 fn breaks(mutant: impl Fn() + Send + Sync + 'static) {
-    let failure = explore(None, mutant).expect_err("the mutant holds: the model does not see what the rule is for");
+    let failure =
+        explore(None, mutant).expect_err("the mutant holds: the model does not see what the rule is for");
     assert!(text_of(&*failure).contains(MIXED), "it fails by {:?}", text_of(&*failure));
 }
 

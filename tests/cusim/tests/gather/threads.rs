@@ -15,7 +15,9 @@ fn no_row_is_mixed_on_many_threads() {
         // SAFETY: a place for five numbers; the function keeps nothing.
         unsafe { cusim_cache_threads(n_threads, n_sets, n_rows, steps, out.as_mut_ptr()) };
         let [hits, inserts, changed, lost, mixed] = out;
-        println!("{n_threads} threads, {n_rows} rows, {n_sets} sets: {hits} hits, {inserts} inserts, {changed} changed, {lost} lost");
+        println!(
+            "{n_threads} threads, {n_rows} rows, {n_sets} sets: {hits} hits, {inserts} inserts, {changed} changed, {lost} lost"
+        );
         assert_eq!(mixed, 0);
         assert!(hits > 0 && inserts > 0);
         assert!(hits + inserts + lost <= u64::from(n_threads * steps));
