@@ -95,7 +95,9 @@ fn rows_with_hits_stay_while_others_pass_by() {
 fn kept_rows_stay_and_follow_their_updates() {
     for codec in [CodecId::Planes4, CodecId::Planes222, CodecId::Sparse, CodecId::Raw] {
         for order in Order::ALL {
-            let mut world = world(codec, 300, 100).cached(sets(8), Some(500));
+            // Eight sets, with lines that hold a row of nothing but escapes.
+            let mut world = world(codec, 300, 100).cached(sets(12), Some(700));
+            assert_eq!(world.layout.n_lines(), 64);
             let kept: Vec<u64> = (100..120).collect();
             world.gathers(&kept[..5], order);
             world.keep(&kept, order);
