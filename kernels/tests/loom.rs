@@ -84,11 +84,13 @@ impl Line {
         self.bytes[1].store(tag, Ordering::Relaxed);
         self.tag.store(tag, Ordering::Relaxed);
         self.state.store(seen + 2, rules.publish);
+        switch();
         true
     }
 
     /// Whether it was a hit; a hit has the bytes of one insert.
     fn probe(&self, rules: Rules, tag: u64) -> bool {
+        switch();
         let seen = self.state.load(rules.first_look);
         if seen == 0 || seen % 2 == 1 || self.tag.load(Ordering::Relaxed) != tag {
             return false;
@@ -103,6 +105,15 @@ impl Line {
         assert_eq!(copy, [tag; 2], "{MIXED}");
         true
     }
+}
+
+/// A place where loom may switch threads: it remembers one last access per atomic, and without this never lets the
+/// insert end before the probe begins.
+fn switch() {
+    loom::lazy_static! {
+        static ref DUMMY: AtomicU64 = AtomicU64::new(0);
+    }
+    DUMMY.fetch_add(0, Ordering::Relaxed);
 }
 
 /// A line that holds row 1, a team that puts row 2 there, and one that looks for `wanted`.
