@@ -119,9 +119,9 @@ fn sequences_that_start_near_their_end() {
             world.gathers(&IDS, order);
             world.gathers(&IDS, order);
             if step % 2 == 0 {
-                world.update(1, &[0, 1, 36], 0)
+                world.update(1, &[0, 1, 36], 0);
             } else {
-                world.store(1, 2)
+                world.store(1, 2);
             }
             world.gathers(&IDS, order);
         }
@@ -175,7 +175,8 @@ fn a_storm_of_changes_beside_gathers() {
             let rows = world.geometry.block(block).rows;
             match random.below(4) {
                 0 if depth[index(block)] < 8 => {
-                    let mut changed: Vec<u32> = (0..5).map(|_| random.below(rows) as u32).collect();
+                    let mut changed: Vec<u32> =
+                        (0..5).map(|_| u32::try_from(random.below(rows)).expect("few rows")).collect();
                     changed.sort_unstable();
                     changed.dedup();
                     world.update(block, &changed, depth[index(block)]);

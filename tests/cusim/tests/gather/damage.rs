@@ -56,9 +56,9 @@ fn damaged_words() {
             for (word, good) in world.words.iter_mut().zip(&good) {
                 let bits = match round % 4 {
                     0 => random.next() | BlockWord::RESIDENT,
-                    1 => good.bits() ^ 1 << random.below(64),
+                    1 => good.bits() ^ (1 << random.below(64)),
                     2 => good.bits() | random.below(1 << 20),
-                    _ => good.bits() ^ BlockWord::RAW ^ BlockWord::OVERLAY * random.below(2),
+                    _ => good.bits() ^ BlockWord::RAW ^ (BlockWord::OVERLAY * random.below(2)),
                 };
                 *word = BlockWord::from_bits(bits);
             }

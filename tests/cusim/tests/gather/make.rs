@@ -4,7 +4,7 @@ use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::{Coder, fit};
 use tierpack_shm::types::{Access, CodecId, Dtype, index};
 
-/// A generator of 64-bit numbers (SplitMix64, Steele et al. 2014): the same in every run.
+/// A generator of 64-bit numbers (`SplitMix64`, Steele et al. 2014): the same in every run.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 
