@@ -38,12 +38,13 @@ DEV void put_byte(uint32_t (&bytes)[V], uint32_t i, uint32_t byte) {
   }
 }
 
-// Bytes from byte `at` of words in shared memory; the word after them may be read too.
-template <int V>
+// Bytes from byte `at` of words in shared memory; the word after them may be read too, unless `at` is known to be
+// a multiple of 4.
+template <bool ALIGNED, int V>
 DEV void load_bytes(const uint32_t* words, uint32_t at, uint32_t (&bytes)[V]) {
   const uint32_t* p = words + at / 4;
   const uint32_t shift = 8 * (at & 3);
-  if (shift == 0) {
+  if (ALIGNED || shift == 0) {
     UNROLL
     for (int v = 0; v < V; v++) bytes[v] = p[v];
   } else {
@@ -55,7 +56,7 @@ DEV void load_bytes(const uint32_t* words, uint32_t at, uint32_t (&bytes)[V]) {
 // The same of global memory, at any address.
 template <int V>
 DEV void load_global_bytes(const unsigned char* from, uint32_t (&bytes)[V]) {
-  load_bytes((const uint32_t*)((uint64_t)from & ~3ull), (uint32_t)(uint64_t)from & 3, bytes);
+  load_bytes<false>((const uint32_t*)((uint64_t)from & ~3ull), (uint32_t)(uint64_t)from & 3, bytes);
 }
 
 // Where the elements of a lane are in their record.
@@ -69,12 +70,12 @@ struct Spot {
 };
 
 // The codes of planes:4 of E elements; those after the last element are anything.
-template <int E, int C>
+template <int E, bool ALIGNED, int C>
 DEV void nibbles(const uint32_t* front, const Spot& s, uint32_t (&codes)[C]) {
   const uint32_t at = s.at / 8;
   if (s.m == 64) {
     uint32_t bytes[E < 4 ? 1 : E / 4];
-    load_bytes(front, at + (s.in_group & 31), bytes);
+    load_bytes<ALIGNED>(front, at + (s.in_group & 31), bytes);
     UNROLL
     for (int v = 0; v < (E < 4 ? 1 : E / 4); v++) {
       codes[v / 2] |= bytes_to_nibbles(bytes[v] >> (s.in_group / 32 * 4) & 0x0f0f0f0fu) << (16 * (v & 1));

@@ -17,6 +17,8 @@ typedef long long int64_t;
 #endif
 #define KERNEL extern "C" __global__
 #define DEV static __device__ __forceinline__
+// The same for functions of structs.
+#define DEV_MEMBER __device__ __forceinline__
 #define SHARED(T, name, n) __shared__ T name[n]
 #define DYN_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #define EXPORT_KERNEL(f)
@@ -90,5 +92,3 @@ DEV void st_relaxed_gpu_v4(uint4* p, uint4 v) {
                : "memory");
 }
 #endif
-// For functions of structs, which have no linkage of their own.
-#define DEV_MEMBER __device__ __forceinline__

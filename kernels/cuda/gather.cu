@@ -4,6 +4,9 @@
 // call starts at a thread block of its own. Thread blocks of up to 128 threads.
 #include "gather.cuh"
 
+// So many thread blocks of 128 fit a multiprocessor: with fewer registers some would be spilled.
+#define GATHER_BOUNDS __launch_bounds__(128, 3)
+
 DEV void gather_call(const GatherCall& call, unsigned char* shared, uint32_t* counts) {
   const GatherTensor& tensor = *(const GatherTensor*)call.tensor;
   if (tensor.lanes == 8) {
@@ -21,7 +24,7 @@ DEV void gather_call(const GatherCall& call, unsigned char* shared, uint32_t* co
 }
 
 // The calls at `many`, or, where that is null, `one`.
-KERNEL void __launch_bounds__(128)
+KERNEL void GATHER_BOUNDS
     gather(const __grid_constant__ GatherCall one, const GatherCall* __restrict__ many, uint32_t n_many) {
   DYN_SHARED(shared);
   SHARED(uint32_t, counts, N_COUNTS);
@@ -35,7 +38,7 @@ KERNEL void __launch_bounds__(128)
   }
 }
 
-KERNEL void __launch_bounds__(128) sweep_cache(const GatherTensor* __restrict__ tensor) {
+KERNEL void GATHER_BOUNDS sweep_cache(const GatherTensor* __restrict__ tensor) {
   const uint64_t n = (uint64_t)tensor->cache.n_sets * WAYS;
   for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (uint64_t)gridDim.x * blockDim.x) {
     sweep_line(*tensor, i);

@@ -63,7 +63,7 @@ struct RowGather {
   DEV_MEMBER void copy_out(const void* from, uint32_t skew, uint32_t n, unsigned char* out) const {
     for (uint32_t at = 16 * team.lane; at < n; at += 16 * LANES) {
       uint32_t words[4];
-      load_bytes((const uint32_t*)from, skew + at, words);
+      load_bytes<false>((const uint32_t*)from, skew + at, words);
       store(out + at, uint4{words[0], words[1], words[2], words[3]}, n - at);
     }
   }
@@ -134,36 +134,38 @@ struct RowGather {
   }
 
   template <int S>
-  DEV_MEMBER uint32_t planes(const PlanesForm* form, const BlockJob& job, const Record& record, Status* to) const {
-    if (form->elem_bits == 16) return PlanesCodec<2, S>{form, 16}.decode(team, job, record, to);
-    if (form->elem_bits == 32) return PlanesCodec<4, S>{form, 32}.decode(team, job, record, to);
-    if (form->elem_bits == 8) return PlanesCodec<1, S>{form, 8}.decode(team, job, record, to);
-    return PlanesCodec<8, S>{form, 64}.decode(team, job, record, to);
+  DEV_MEMBER uint32_t planes(const BlockJob& job, const Record& record, Status* to) const {
+    const PlanesForm form = *(const PlanesForm*)job.form;
+    if (form.elem_bits == 16) return PlanesCodec<2, S>{form, job.form, 16}.decode(team, job, record, to);
+    if (form.elem_bits == 32) return PlanesCodec<4, S>{form, job.form, 32}.decode(team, job, record, to);
+    if (form.elem_bits == 8) return PlanesCodec<1, S>{form, job.form, 8}.decode(team, job, record, to);
+    return PlanesCodec<8, S>{form, job.form, 64}.decode(team, job, record, to);
   }
 
   // Decodes one record; gives the bytes of its body.
   DEV_MEMBER uint32_t decode(uint32_t codec, const BlockJob& job, const Record& record) const {
     Status* const to = &status()->status;
-    if (codec == PLANES4) return planes<4>((const PlanesForm*)job.form, job, record, to);
-    if (codec == PLANES3) return planes<3>((const PlanesForm*)job.form, job, record, to);
-    if (codec == PLANES222) return planes<2>((const PlanesForm*)job.form, job, record, to);
+    if (codec == PLANES4) return planes<4>(job, record, to);
+    if (codec == PLANES3) return planes<3>(job, record, to);
+    if (codec == PLANES222) return planes<2>(job, record, to);
     if (codec == SPARSE) {
-      const SparseForm* form = (const SparseForm*)job.form;
-      const uint64_t* words = (const uint64_t*)(job.form + form->dictionary_at);
-      if (form->word_bytes == 1) return SparseCodec<1>{form, words, form->elem_bits}.decode(team, job, record, to);
-      if (form->word_bytes == 2) return SparseCodec<2>{form, words, 16}.decode(team, job, record, to);
-      if (form->word_bytes == 4) return SparseCodec<4>{form, words, 32}.decode(team, job, record, to);
+      const SparseForm form = *(const SparseForm*)job.form;
+      const uint64_t* words = (const uint64_t*)(job.form + form.dictionary_at);
+      if (form.word_bytes == 1) return SparseCodec<1>{form, words, form.elem_bits}.decode(team, job, record, to);
+      if (form.word_bytes == 2) return SparseCodec<2>{form, words, 16}.decode(team, job, record, to);
+      if (form.word_bytes == 4) return SparseCodec<4>{form, words, 32}.decode(team, job, record, to);
       return SparseCodec<8>{form, words, 64}.decode(team, job, record, to);
     }
-    const IbpForm* form = (const IbpForm*)job.form;
-    return IbpCodec{form, form->elem_bits}.decode(team, job, record, to);
+    const IbpForm form = *(const IbpForm*)job.form;
+    return IbpCodec{form, job.form, form.elem_bits}.decode(team, job, record, to);
   }
 
-  DEV_MEMBER bool has_escape(const PlanesForm* form, const Record& record) const {
-    if (form->elem_bits == 16) return PlanesCodec<2, 4>{form, 16}.has_escape(team, record);
-    if (form->elem_bits == 32) return PlanesCodec<4, 4>{form, 32}.has_escape(team, record);
-    if (form->elem_bits == 8) return PlanesCodec<1, 4>{form, 8}.has_escape(team, record);
-    return PlanesCodec<8, 4>{form, 64}.has_escape(team, record);
+  DEV_MEMBER bool has_escape(uint64_t address, const Record& record) const {
+    const PlanesForm form = *(const PlanesForm*)address;
+    if (form.elem_bits == 16) return PlanesCodec<2, 4>{form, address, 16}.has_escape(team, record);
+    if (form.elem_bits == 32) return PlanesCodec<4, 4>{form, address, 32}.has_escape(team, record);
+    if (form.elem_bits == 8) return PlanesCodec<1, 4>{form, address, 8}.has_escape(team, record);
+    return PlanesCodec<8, 4>{form, address, 64}.has_escape(team, record);
   }
 
   // Whether a record of the row in the window has a rest.
@@ -219,7 +221,7 @@ struct RowGather {
     for (uint32_t r = 0; r < block.records && !escapes; r++) {
       Record record = record_at(block, places, run * block.records + r, tensor.elem_bits);
       record.front = (const uint32_t*)window.bytes + (window.skew + r * block.record_stride) / 4;
-      escapes = has_escape((const PlanesForm*)block.form, record);
+      escapes = has_escape(block.form, record);
     }
     if (!escapes) return true;
     block.stored_len = stored_len(source, block.front_len);
@@ -326,9 +328,10 @@ struct RowGather {
     const uint32_t raw = source.what == PLAIN ? (uint32_t)LINE_RAW : 0;
     const uint32_t made = window.used | window.skew << LINE_SKEW_SHIFT | source.form << LINE_FORM_SHIFT | raw | keep;
     // A row that is to stay tries the other lines of its set; any other row gives up.
+    const uint32_t random = hash_row(position ^ (uint64_t)call.turn << 32);
     uint32_t done, tries = keep ? (uint32_t)WAYS : 1;
     do {
-      done = insert(team, tensor.cache, word, row, made, window.bytes);
+      done = insert(team, tensor.cache, word, row, made, window.bytes, random);
     } while (done == INSERT_LOST && --tries > 0);
     if (done == INSERTED) count(INSERTS);
     if (done == INSERT_LOST) count(CONFLICTS);

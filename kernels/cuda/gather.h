@@ -13,8 +13,8 @@ struct CacheSet {
   uint64_t states[WAYS];  // bits 0 to 31: version, odd while the line is written; the others: LineMeta; 0: empty
   uint64_t words[WAYS];   // block words
   uint64_t rows[WAYS];
-  uint32_t marks;         // two bits per line, then the number of the line after the last that was written
-  uint32_t reserved[3];   // 0
+  uint64_t counts;        // a byte per line: how often it was hit, at most 3
+  uint64_t reserved;      // 0
 };
 static_assert(sizeof(CacheSet) == 208, "CacheSet");
 
@@ -111,7 +111,7 @@ struct GatherCall {
   uint32_t missed_room;  // positions that the list has room for
   uint32_t flags;        // of CallFlag
   uint32_t first_block;  // the thread block that starts with this tensor
-  uint32_t reserved;     // 0
+  uint32_t turn;         // another number for each launch: which rows the cache takes when it is full depends on it
 };
 static_assert(sizeof(GatherCall) == 64, "GatherCall");
 enum CallFlag : uint32_t {

@@ -68,13 +68,14 @@ DEV uint64_t load8(const unsigned char* p) {
 }
 
 struct IbpCodec {
-  const IbpForm* form;
+  IbpForm form;      // a copy: stores of raw bytes would make the compiler read it again
+  uint64_t address;  // of the form
   uint32_t elem_bits;
 
   // What a deposit into group `i` gives for the bits that it keeps; the others are anything.
   DEV_MEMBER uint64_t deposit(uint64_t packed, uint32_t i) const {
-    if (form->shift != NO_SHIFT) return packed << form->shift;
-    const uint64_t* steps = (const uint64_t*)((const unsigned char*)form + form->steps_at) + 6 * i;
+    if (form.shift != NO_SHIFT) return packed << form.shift;
+    const uint64_t* steps = (const uint64_t*)(address + form.steps_at) + 6 * i;
     UNROLL
     for (int s = 5; s >= 0; s--) {
       const uint64_t step = steps[s];
@@ -99,14 +100,14 @@ struct IbpCodec {
                              Status* status) const {
     Body body = body_of(job, record, status);
     if (record.front[0] & RAW_RECORD) return copy_raw(team, job, record, body, status);
-    const uint32_t chunk_bytes = form->chunk_bytes, log = chunk_bytes == 8 ? 3 : chunk_bytes / 2;
+    const uint32_t chunk_bytes = form.chunk_bytes, log = chunk_bytes == 8 ? 3 : chunk_bytes / 2;
     const uint32_t n_chunks = (record.raw_bytes + chunk_bytes - 1) >> log;
     if (!body.has_rest) read_on(job, record, n_chunks, &body);
     const uint32_t first_byte = record.first_elem * elem_bits / 8;
-    const uint32_t first_group = form->period == 1 ? 0 : first_byte / 8 % form->period;
-    const uint4* groups = (const uint4*)((const unsigned char*)form + form->groups_at);
-    const unsigned char* bases = (const unsigned char*)form + form->bases_at;
-    if (form->bases_len) bases += first_byte % form->bases_len;
+    const uint32_t first_group = form.period == 1 ? 0 : first_byte / 8 % form.period;
+    const uint4* groups = (const uint4*)(address + form.groups_at);
+    const unsigned char* bases = (const unsigned char*)(address + form.bases_at);
+    if (form.bases_len) bases += first_byte % form.bases_len;
     uint32_t end = n_chunks;
     for (uint32_t start = 0; start < record.raw_bytes; start += 16 * LANES) {
       const uint32_t at = start + 16 * team.lane;
@@ -118,7 +119,7 @@ struct IbpCodec {
         kept[h] = values[h] = parts[h] = 0;
         there[h] = low64(8 * least(left, 8));
         if (left) {
-          const uint4 group = groups[form->period == 1 ? 0 : first_group + byte / 8];
+          const uint4 group = groups[form.period == 1 ? 0 : first_group + byte / 8];
           kept[h] = join(group.x, group.y);
           values[h] = join(group.z, group.w);
           const uint32_t chunk = byte >> log;
@@ -135,11 +136,11 @@ struct IbpCodec {
         const uint64_t stored = ((kept[h] & parts[h]) | ~parts[h]) & there[h];
         const uint64_t packed = cut(take(body, place, n_bits[h]), stored, chunk_bytes);
         place += n_bits[h];
-        const uint32_t i = form->period == 1 ? 0 : first_group + at / 8 + h;
+        const uint32_t i = form.period == 1 ? 0 : first_group + at / 8 + h;
         const uint64_t word = there[h] ? (deposit(packed, i) & kept[h]) | values[h] : 0;
         words[h] = (word & parts[h]) | (packed & ~parts[h]);
-        const uint64_t base = form->bases_len && there[h] ? load8(bases + at + 8 * h) : form->base;
-        words[h] = unwindow(words[h], base, form->word_bytes, form->rotate);
+        const uint64_t base = form.bases_len && there[h] ? load8(bases + at + 8 * h) : form.base;
+        words[h] = unwindow(words[h], base, form.word_bytes, form.rotate);
       }
       if (there[0]) {
         const uint4 v = {(uint32_t)words[0], (uint32_t)(words[0] >> 32), (uint32_t)words[1],

@@ -12,10 +12,13 @@
 #pragma once
 #include "codes.cuh"
 
-// W: bytes of a word. S: bits of a code, 4, 3 or 2.
-template <int W, int S>
+// W: bytes of a word. S: bits of a code, 4, 3 or 2. K: 0; or for plain records of the usual floats the bits of an
+// exponent, which fix all that the form says: no bits are dropped, there are no bases, every group has 64 elements, and
+// the raw bytes are aligned.
+template <int W, int S, int K = 0>
 struct PlanesCodec {
-  const PlanesForm* form;
+  PlanesForm form;  // a copy: stores of raw bytes would make the compiler read it again
+  uint64_t address;  // of the form
   uint32_t elem_bits;
 
   enum : int {
@@ -25,20 +28,25 @@ struct PlanesCodec {
     MAX_BYTE_PLANES = W == 8 ? 6 : W == 4 ? 3 : W - 1  // of any dtype of this size
   };
 
+  DEV_MEMBER uint32_t exponent_bits() const { return K ? K : form.exponent_bits; }
+  DEV_MEMBER uint32_t byte_planes() const { return K ? (8 * W - K) / 8 : form.byte_planes; }
+  DEV_MEMBER uint32_t bit_planes() const { return K ? (8 * W - K) % 8 : form.bit_planes; }
+  DEV_MEMBER uint32_t dropped_bits() const { return K ? 0 : form.dropped_bits; }
+  DEV_MEMBER uint32_t columns() const { return K ? 0 : form.columns; }
   DEV_MEMBER uint32_t code_bits(uint32_t m) const { return S == 4 ? (m + 1) / 2 * 8 : S * m; }
-  DEV_MEMBER uint32_t group_bits(uint32_t m) const { return code_bits(m) + form->bit_planes * m; }
+  DEV_MEMBER uint32_t group_bits(uint32_t m) const { return code_bits(m) + bit_planes() * m; }
   DEV_MEMBER uint32_t fixed_bits(uint32_t n) const {
-    return 8 * n * form->byte_planes + n / 64 * group_bits(64) + group_bits(n % 64);
+    return 8 * n * byte_planes() + n / 64 * group_bits(64) + group_bits(n % 64);
   }
 
   DEV_MEMBER Spot spot(const Record& record, uint32_t first) const {
     Spot s;
     s.first = first;
-    s.n = first < record.n_elems ? least(record.n_elems - first, E) : 0;
+    s.n = first < record.n_elems ? least(K ? 64 : record.n_elems - first, E) : 0;
     s.group = first / 64;
     s.in_group = first % 64;
-    s.m = s.n ? least(record.n_elems - 64 * s.group, 64) : 0;
-    s.at = 8 * record.n_elems * form->byte_planes + s.group * group_bits(64);
+    s.m = K ? 64 : s.n ? least(record.n_elems - 64 * s.group, 64) : 0;
+    s.at = 8 * record.n_elems * byte_planes() + s.group * group_bits(64);
     return s;
   }
 
@@ -48,18 +56,18 @@ struct PlanesCodec {
     UNROLL
     for (int v = 0; v < V; v++) part[v] = 0;
     const uint32_t at = s.at + code_bits(s.m) + s.in_group;
-    for (uint32_t p = 0; p < form->bit_planes; p++) {
+    for (uint32_t p = 0; p < bit_planes(); p++) {
       const uint32_t bits = bits32(body.front, at + p * s.m);
       UNROLL
       for (int v = 0; v < V; v++) part[v] |= bits_to_bytes(bits >> (4 * v)) << p;
     }
     UNROLL
     for (int p = 0; p < 8; p++) {
-      const bool whole = p < MAX_BYTE_PLANES && (uint32_t)p < form->byte_planes;
-      if (whole) load_bytes(body.front, p * record.n_elems + s.first, bytes[p]);
+      const bool whole = p < MAX_BYTE_PLANES && (uint32_t)p < byte_planes();
+      if (whole) load_bytes<K != 0>(body.front, p * record.n_elems + s.first, bytes[p]);
       UNROLL
       for (int v = 0; v < V; v++) {
-        if (!whole) bytes[p][v] = p <= MAX_BYTE_PLANES && (uint32_t)p == form->byte_planes ? part[v] : 0;
+        if (!whole) bytes[p][v] = p <= MAX_BYTE_PLANES && (uint32_t)p == byte_planes() ? part[v] : 0;
       }
     }
   }
@@ -70,11 +78,11 @@ struct PlanesCodec {
     UNROLL
     for (int v = 0; v < V; v++) {
       const uint32_t four = codes[v / 2] >> (16 * (v & 1)) & 0xffff;
-      low[v] = look_up(form->low, four);
-      high[v] = W == 8 ? look_up(form->high, four) : 0;
+      low[v] = look_up(form.low, four);
+      high[v] = W == 8 ? look_up(form.high, four) : 0;
     }
-    if (form->columns == 0) return;
-    const unsigned char* bases = (const unsigned char*)form + form->bases_at;
+    if (columns() == 0) return;
+    const unsigned char* bases = (const unsigned char*)(address + form.bases_at);
     if (W == 8) {
       const uint16_t* base = (const uint16_t*)bases + base_at + s.first;
       const uint32_t a = (low[0] & 255) + (high[0] & 255) * 256 + base[0];
@@ -85,21 +93,22 @@ struct PlanesCodec {
     }
     uint32_t added[V];
     load_global_bytes(bases + base_at + s.first, added);
-    const uint32_t mask = low32(form->exponent_bits) * 0x01010101u;
+    const uint32_t mask = low32(exponent_bits()) * 0x01010101u;
     UNROLL
     for (int v = 0; v < V; v++) low[v] = add_bytes(low[v], added[v]) & mask;
   }
 
   // The words of a lane's elements, of their exponents and kept bits.
   DEV_MEMBER uint4 words(const uint32_t (&low)[V], const uint32_t (&high)[V], const uint32_t (&bytes)[8][V]) const {
-    const uint32_t n = form->dropped_bits, first = form->dropped_first, value = (uint32_t)form->dropped_value;
+    const uint32_t n = dropped_bits(), first = n ? form.dropped_first : 0;
+    const uint32_t value = n ? (uint32_t)form.dropped_value : 0;
     uint32_t w[4];
     if (W == 1) {
       const uint32_t below = low32(first) * 0x01010101u, all = value * 0x01010101u;
       UNROLL
       for (int v = 0; v < V; v++) {
-        const uint32_t grown = (bytes[0][v] & below) | all | (bytes[0][v] & ~below) << n;
-        w[v] = rotate_bytes(low[v] << (8 - form->exponent_bits) | grown);
+        const uint32_t grown = n ? (bytes[0][v] & below) | all | (bytes[0][v] & ~below) << n : bytes[0][v];
+        w[v] = rotate_bytes(low[v] << (8 - exponent_bits()) | grown);
       }
     } else if (W == 2) {
       const uint32_t below = low32(first) * 0x00010001u, all = value * 0x00010001u;
@@ -108,8 +117,8 @@ struct PlanesCodec {
         const uint32_t select = k & 1 ? 0x7362 : 0x5140, v = k / 2 < V ? k / 2 : 0;
         const uint32_t half = __byte_perm(bytes[0][v], bytes[1][v], select);
         const uint32_t exponent = __byte_perm(low[v], 0, k & 1 ? 0x4342 : 0x4140);
-        const uint32_t grown = (half & below) | all | (half & ~below) << n;
-        w[k] = rotate_halves(exponent << (16 - form->exponent_bits) | grown);
+        const uint32_t grown = n ? (half & below) | all | (half & ~below) << n : half;
+        w[k] = rotate_halves(exponent << (16 - exponent_bits()) | grown);
       }
     } else if (W == 4) {
       const uint32_t below = low32(first);
@@ -129,7 +138,7 @@ struct PlanesCodec {
         uint64_t kept = 0;
         UNROLL
         for (int p = 0; p < 7; p++) kept |= (uint64_t)(bytes[p][0] >> (8 * k) & 255) << (8 * p);
-        const uint64_t below = low64(first), grown = (kept & below) | form->dropped_value | (kept & ~below) << n;
+        const uint64_t below = low64(first), grown = (kept & below) | form.dropped_value | (kept & ~below) << n;
         const uint64_t exponent = (low[0] >> (8 * k) & 255) | (high[0] >> (8 * k) & 7) << 8;
         const uint64_t rotated = exponent << 53 | grown, word = rotated >> 1 | rotated << 63;
         w[2 * k] = (uint32_t)word, w[2 * k + 1] = (uint32_t)(word >> 32);
@@ -164,7 +173,7 @@ struct PlanesCodec {
     UNROLL
     for (int c = 0; c < C; c++) codes[c] = 0;
     if (S == 4) {
-      if (s.n) nibbles<E>(body.front, s, codes);
+      if (s.n) nibbles<E, K != 0>(body.front, s, codes);
     } else if (S == 3) {
       UNROLL
       for (int c = 0; c < C; c++) {
@@ -197,22 +206,11 @@ struct PlanesCodec {
     return __any_sync(team.mask, found != 0);
   }
 
-  // Decodes a record; gives the bytes of its body.
+  // Decodes the elements of a packed record, whose tiers have been found; gives the bytes of its body.
   template <int LANES>
-  DEV_MEMBER uint32_t decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
-                             Status* status) const {
-    Body body = {record.front, record.n_front, 0, nullptr, false};
-    if (S != 4) {
-      body = body_of(job, record, status);
-      if (record.front[0] & RAW_RECORD) return copy_raw(team, job, record, body, status);
-    }
-    uint32_t escapes_at = fixed_bits(record.n_elems);
-    Tiers<LANES> tiers;
-    if (S == 2) {
-      escapes_at = tiers.find(team, body, record.n_elems, 8 * record.n_elems * form->byte_planes, group_bits(64),
-                              escapes_at);
-    }
-    const uint32_t base_at = form->columns ? record.first_elem % form->columns : 0;
+  DEV_MEMBER uint32_t elements(const Team<LANES>& team, const BlockJob& job, const Record& record, const Body& body,
+                           const Tiers<LANES>& tiers, uint32_t escapes_at, Status* status) const {
+    const uint32_t base_at = columns() ? record.first_elem % columns() : 0;
     for (uint32_t start = 0; start < record.n_elems; start += E * LANES) {
       const Spot s = spot(record, start + E * team.lane);
       uint32_t ranks[C], escaped[C], low[V] = {}, high[V] = {}, n_escaped = 0;
@@ -226,8 +224,8 @@ struct PlanesCodec {
       uint32_t place = escapes_at;
       if (S != 4 && __any_sync(team.mask, n_escaped != 0)) {
         uint32_t total;
-        place += sum_before(team, n_escaped, &total) * form->exponent_bits;
-        escapes_at += total * form->exponent_bits;
+        place += sum_before(team, n_escaped, &total) * exponent_bits();
+        escapes_at += total * exponent_bits();
       }
       UNROLL
       for (int c = 0; c < C; c++) {
@@ -236,10 +234,10 @@ struct PlanesCodec {
           escaped[c] &= escaped[c] - 1;
           uint32_t exponent;
           if (S == 4) {
-            exponent = listed(job, record.block_elem + s.first + i, status) & low32(form->exponent_bits);
+            exponent = listed(job, record.block_elem + s.first + i, status) & low32(exponent_bits());
           } else {
-            exponent = (uint32_t)take(body, place, form->exponent_bits);
-            place += form->exponent_bits;
+            exponent = (uint32_t)take(body, place, exponent_bits());
+            place += exponent_bits();
           }
           put_byte(low, i, exponent & 255);
           if (W == 8) put_byte(high, i, exponent >> 8);
@@ -248,10 +246,42 @@ struct PlanesCodec {
       if (s.n) {
         uint32_t bytes[8][V];
         kept(body, record, s, bytes);
-        store(record.out + W * s.first, words(low, high, bytes), W * s.n);
+        if (K) {
+          *(uint4*)(record.out + W * s.first) = words(low, high, bytes);
+        } else {
+          store(record.out + W * s.first, words(low, high, bytes), W * s.n);
+        }
       }
     }
     if (S != 4 && !has_end(body, escapes_at)) report(status, job, STATUS_OVERFLOW);
     return (escapes_at + 7) / 8;
+  }
+
+  // Decodes a record; gives the bytes of its body.
+  template <int LANES>
+  DEV_MEMBER uint32_t decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
+                             Status* status) const {
+    Body body = {record.front, record.n_front, 0, nullptr, false};
+    if (S != 4) {
+      body = body_of(job, record, status);
+      if (record.front[0] & RAW_RECORD) return copy_raw(team, job, record, body, status);
+    }
+    uint32_t end = fixed_bits(record.n_elems);
+    Tiers<LANES> tiers;
+    if (S == 2) {
+      end = tiers.find(team, body, record.n_elems, 8 * record.n_elems * byte_planes(), group_bits(64), end);
+    }
+    if constexpr (LANES == 32 && (W == 2 || W == 4)) {
+      const bool aligned = record.n_elems % 64 == 0 && ((uint32_t)(uint64_t)record.out & 15) == 0;
+      if (aligned && form.dropped_bits == 0 && form.columns == 0) {
+        if (W == 4 || form.exponent_bits == 8) {
+          return PlanesCodec<W, S, 8>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
+        }
+        if constexpr (W == 2) {
+          return PlanesCodec<W, S, 5>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
+        }
+      }
+    }
+    return elements(team, job, record, body, tiers, end, status);
   }
 };

@@ -152,7 +152,8 @@ DEV void decode_records(const Codec& codec, const BlockJob& job, unsigned char* 
   const Team<LANES> team = team_of_thread<LANES>();
   const uint32_t number = threadIdx.x / LANES, n_teams = blockDim.x / LANES;
   const uint32_t room = warp_bytes / (32 / LANES) & ~15u;
-  unsigned char* const ring = shared + number * room;
+  // Within the memory of the warp, as warps may be at different jobs, with teams of other lengths.
+  unsigned char* const ring = shared + threadIdx.x / 32 * warp_bytes + number % (32 / LANES) * room;
   Places places;
   places.run_stride = (job.records - 1) * job.record_stride + job.tail_stride;
   places.run_elems = (job.records - 1) * RECORD_ELEMS + job.tail_elems;
@@ -164,29 +165,26 @@ DEV void decode_records(const Codec& codec, const BlockJob& job, unsigned char* 
 
   const uint32_t total = job.runs * job.records, share = (total + gridDim.y - 1) / gridDim.y;
   const uint32_t start = least(blockIdx.y * share, total), end = least(start + share, total);
-  uint32_t next = start + number, slot = 0, next_slot = 0;
-  for (uint32_t i = 1; i < places.n_stages; i++) {
-    if (next < end) {
-      fetch(team, job, record_at(job, places, next, codec.elem_bits), ring + next_slot * places.stage_bytes);
-    }
+  const uint32_t ahead = places.n_stages - 1;
+  for (uint32_t i = 0; i < ahead; i++) {
+    const uint32_t next = start + number + i * n_teams;
+    if (next < end) fetch(team, job, record_at(job, places, next, codec.elem_bits), ring + i * places.stage_bytes);
     cp_async_commit();
-    next += n_teams;
-    next_slot++;
   }
+  uint32_t slot = 0;
   for (uint32_t i = start + number; i < end; i += n_teams) {
+    const uint32_t next = i + ahead * n_teams, next_slot = slot == 0 ? ahead : slot - 1;
     if (next < end) {
       fetch(team, job, record_at(job, places, next, codec.elem_bits), ring + next_slot * places.stage_bytes);
     }
     cp_async_commit();
-    next += n_teams;
-    next_slot = next_slot + 1 == places.n_stages ? 0 : next_slot + 1;
     wait_for_stage(places.n_stages);
     __syncwarp(team.mask);
     Record record = record_at(job, places, i, codec.elem_bits);
     record.front = (const uint32_t*)(ring + slot * places.stage_bytes + (record.offset & 15));
     codec.decode(team, job, record, status);
     __syncwarp(team.mask);
-    slot = slot + 1 == places.n_stages ? 0 : slot + 1;
+    slot = slot == ahead ? 0 : slot + 1;
   }
 }
 
@@ -199,4 +197,6 @@ DEV void decode_job(const Codec& codec, const BlockJob& job, unsigned char* shar
   } else {
     decode_records<32>(codec, job, shared, warp_bytes, status);
   }
+  // The next job may have longer teams, which copy over the windows of several of these.
+  __syncwarp(FULL);
 }

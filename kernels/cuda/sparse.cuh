@@ -7,7 +7,7 @@
 
 template <int W>
 struct SparseCodec {
-  const SparseForm* form;
+  SparseForm form;             // a copy: stores of raw bytes would make the compiler read it again
   const uint64_t* dictionary;  // in shared memory
   uint32_t elem_bits;
 
@@ -31,19 +31,17 @@ struct SparseCodec {
                              Status* status) const {
     const Body body = body_of(job, record, status);
     if (record.front[0] & RAW_RECORD) return copy_raw(team, job, record, body, status);
-    const uint32_t n = record.raw_bytes / W, group = form->group_elems, log = 31 - __clz((int)group);
+    const uint32_t n = record.raw_bytes / W, group = form.group_elems, log = 31 - __clz((int)group);
     const uint32_t n_groups = (n + group - 1) >> log;
-    const bool whole = form->dictionary_at == 0 || (body.front[0] & 1);
-    const uint32_t word_bits = whole ? 8 * W : form->index_bits;
+    const bool whole = form.dictionary_at == 0 || (body.front[0] & 1);
+    const uint32_t word_bits = whole ? 8 * W : form.index_bits;
     uint32_t marks[4], n_marked = 0;  // which groups have differing words
     UNROLL
     for (uint32_t k = 0; k < 4; k++) {
       marks[k] = 32 * k < n_groups ? bits32(body.front, 1 + 32 * k) & low32(least(n_groups - 32 * k, 32)) : 0;
       n_marked += __popc(marks[k]);
     }
-    const uint32_t last = n_groups - 1;
-    const uint32_t last_marks = last < 64 ? (last < 32 ? marks[0] : marks[1]) : (last < 96 ? marks[2] : marks[3]);
-    const uint32_t lacking = last_marks >> (last & 31) & 1 ? (n_groups << log) - n : 0;
+    const uint32_t lacking = bits32(body.front, n_groups) & 1 ? (n_groups << log) - n : 0;
     const uint32_t elems_at = 1 + n_groups;
     uint32_t place = elems_at + (n_marked << log) - lacking;
     for (uint32_t start = 0; start < n; start += E * LANES) {
@@ -55,11 +53,9 @@ struct SparseCodec {
         uint32_t before = 0, marked = 0;
         UNROLL
         for (uint32_t k = 0; k < 4; k++) {
-          if (k < number / 32) before += __popc(marks[k]);
-          if (k == number / 32) {
-            before += __popc(marks[k] & low32(number & 31));
-            marked = marks[k] >> (number & 31) & 1;
-          }
+          const uint32_t mark = marks[k], here = k == number / 32 ? mark : 0;
+          before += __popc(k < number / 32 ? mark : here & low32(number & 31));
+          marked |= here >> (number & 31) & 1;
         }
         if (elem < n && marked) {
           const uint32_t at = elems_at + (before << log) + (elem & (group - 1));
@@ -70,8 +66,8 @@ struct SparseCodec {
       if (__any_sync(team.mask, differ != 0)) mine = sum_before(team, __popc(differ), &total);
       uint32_t at = place + mine * word_bits;
       place += total * word_bits;
-      uint32_t v[4] = {(uint32_t)form->common, (uint32_t)(form->common >> 32), (uint32_t)form->common,
-                       (uint32_t)(form->common >> 32)};
+      uint32_t v[4] = {(uint32_t)form.common, (uint32_t)(form.common >> 32), (uint32_t)form.common,
+                       (uint32_t)(form.common >> 32)};
       while (differ) {
         const uint32_t i = __ffs((int)differ) - 1;
         differ &= differ - 1;

@@ -254,6 +254,14 @@ pub enum Error {
         /// The address.
         address: u64,
     },
+    /// Counters that the kernels cannot number.
+    #[error("counting {len} bytes with a period of {period} needs more than 2^32 bytes, or counts nothing")]
+    Count {
+        /// Bytes to count in.
+        len: u64,
+        /// Bytes, or columns, after which the counters repeat.
+        period: u64,
+    },
     /// An overlay is not one of the block that it is for.
     #[error(
         "overlay has {n_rows} rows of {row_bytes} bytes from byte {rows_at} on, the block has {raw_len} raw bytes: \

@@ -77,13 +77,33 @@ pub(crate) fn encode(coder: &Coder, shape: &BlockShape, raw: &[u8], out: &mut Ve
             writer.push(&grid, run as u64, record as u64, bytes);
         }
     }
-    let units = |body_len: u64| (HEADER_BYTES + body_len).div_ceil(UNIT_BYTES);
     let body_len = (writer.front.len() + writer.overflow.len()) as u64;
     let Writer { front, overflow, chunks, participating, unfit, .. } = writer;
-    if unfit || units(body_len) >= units(shape.raw_bytes) {
+    let codec = if unfit || stays_raw(shape, body_len) {
         scalar::raw::encode(coder.geometry().dtype(), shape, raw, out);
-        return Encoded { codec: CodecId::Raw, escapes: chunks - participating, participating };
-    }
+        CodecId::Raw
+    } else {
+        write_coded(coder, shape, &grid, &front, &overflow, out);
+        coder.codec()
+    };
+    Encoded { codec, escapes: chunks - participating, participating }
+}
+
+/// Whether a block of so many bytes of front and overflow does not save a unit of the pool.
+pub(crate) const fn stays_raw(shape: &BlockShape, body_len: u64) -> bool {
+    let units = (HEADER_BYTES + body_len).div_ceil(UNIT_BYTES);
+    units >= (HEADER_BYTES + shape.raw_bytes).div_ceil(UNIT_BYTES)
+}
+
+/// Writes header, front and overflow into `out`.
+pub(crate) fn write_coded(
+    coder: &Coder,
+    shape: &BlockShape,
+    grid: &Grid,
+    front: &[u8],
+    overflow: &[u8],
+    out: &mut Vec<u8>,
+) {
     let layout = Layout {
         codec: coder.codec(),
         dtype: coder.geometry().dtype(),
@@ -96,8 +116,7 @@ pub(crate) fn encode(coder: &Coder, shape: &BlockShape, raw: &[u8], out: &mut Ve
         overflow_len: overflow.len() as u64,
         access: Some(coder.geometry().access()),
     };
-    block::write(&layout, &front, &overflow, out);
-    Encoded { codec: coder.codec(), escapes: chunks - participating, participating }
+    block::write(&layout, front, overflow, out);
 }
 
 /// Collects the front and the overflow of a block.

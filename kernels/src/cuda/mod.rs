@@ -3,9 +3,15 @@
 //! `abi` holds the structs of `kernels/cuda/shared.h`, `form` the metadata as the kernels read them, and `launch`
 //! makes jobs of checked blocks and plans the launches.
 //! `gather` is the same for rows by their numbers, through a cache in device memory.
+//! `encode` and `count` do the same for encoding and for the counts that a fit starts from; `images` are the compiled
+//! kernels.
 //! None of them needs a driver.
 
 pub mod abi;
+pub mod count;
+pub mod encode;
 pub mod form;
 pub mod gather;
+#[cfg(feature = "cuda")]
+pub mod images;
 pub mod launch;

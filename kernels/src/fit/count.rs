@@ -1,7 +1,8 @@
 //! Counts of ones per bit position, and the masks that a threshold makes of them.
 
-use tierpack_shm::types::{Access, index};
+use tierpack_shm::types::index;
 
+use super::counts::groups_start_at_rows;
 use super::search::Words;
 use crate::coder::GROUP_BYTES;
 use crate::geometry::Geometry;
@@ -13,9 +14,9 @@ const LANE_BYTES: usize = 512;
 /// Ones at each bit of a period of bytes, and how often each byte was seen.
 pub(super) struct Counts {
     /// `ones[byte][bit]`.
-    ones: Vec<[u64; 8]>,
+    pub(super) ones: Vec<[u64; 8]>,
     /// Words seen at each byte.
-    seen: Vec<u64>,
+    pub(super) seen: Vec<u64>,
 }
 
 /// Mask and bit values, a byte for each byte of the period.
@@ -38,9 +39,7 @@ impl Counts {
     /// Counts by position in a group of 8 bytes of a run.
     pub(super) fn by_group(words: &[Words], geometry: &Geometry) -> Self {
         let mut counts = Self::new(GROUP_BYTES);
-        let rows_start_groups =
-            geometry.access() == Access::Rows && !geometry.row_bytes().is_multiple_of(GROUP_BYTES as u64);
-        if !rows_start_groups {
+        if !groups_start_at_rows(geometry) {
             words.iter().for_each(|block| counts.add(&block.bytes));
         } else if geometry.row_bytes() <= MAX_COLUMNS_ROW_BYTES {
             counts.merge(&Self::by_column(words, geometry));

@@ -12,6 +12,7 @@
 mod bases;
 mod choice;
 mod count;
+pub mod counts;
 mod ibp;
 mod measure;
 mod planes;

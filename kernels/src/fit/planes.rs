@@ -2,6 +2,7 @@
 
 use tierpack_shm::types::index;
 
+use super::counts::{DroppedBits, ExponentCounts};
 use super::measure::{Measured, each_record, measure as measure_lens, stored};
 use super::search::Words;
 use crate::bits::{low, read_word};
@@ -84,6 +85,12 @@ impl Statistics {
         Self { dropped, counts, by_column: Some((bases.into(), reduced)) }
     }
 
+    /// As callers outside see them.
+    pub(super) fn into_counts(self) -> ExponentCounts {
+        let by_column = self.by_column.map(|(bases, reduced)| (bases.into_vec(), reduced));
+        ExponentCounts { counts: self.counts, by_column, dropped: self.dropped.into() }
+    }
+
     /// Without bases, and with one per column where the tensor has columns.
     pub(super) fn candidates(&self, schedule: Schedule, parts: Parts) -> Vec<metadata::Planes> {
         let form = |counts: &[u64], bases: Option<Box<[u16]>>| {
@@ -110,6 +117,11 @@ fn dropped<const BYTES: usize>(parts: Parts, words: &[Words]) -> Dropped {
             changed |= read_word(word) ^ model;
         }
     }
+    dropped_of(parts, model, changed)
+}
+
+/// The longest run of low bits that are the same in all words: those of `model` that are not in `changed`.
+pub(super) fn dropped_of(parts: Parts, model: u64, changed: u64) -> Dropped {
     let (model, changed) = (parts.rotated(model), parts.rotated(changed));
     let (mut best, mut left) = (Dropped::default(), !changed & low(parts.low_bits()));
     while left != 0 {
@@ -121,6 +133,17 @@ fn dropped<const BYTES: usize>(parts: Parts, words: &[Words]) -> Dropped {
         left &= !(low(bits) << first);
     }
     if best.bits < LEAST_DROPPED { Dropped::default() } else { best }
+}
+
+impl From<Dropped> for DroppedBits {
+    fn from(Dropped { first, bits, value }: Dropped) -> Self {
+        Self { first, bits, value }
+    }
+}
+
+/// The base of a column whose exponents were counted.
+pub(super) fn base_of(counts: &[u32]) -> u16 {
+    exponent(median(counts))
 }
 
 /// The lower median of counted exponents.

@@ -53,23 +53,29 @@ struct Sweep<'a> {
     measuring: &'a [Words],
 }
 
+/// The blocks of a sample, of which there is at least one.
+pub(super) fn words_of(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Vec<Words>> {
+    let mut blocks = Vec::new();
+    for &(block_idx, raw) in sample {
+        let shape = geometry.block(block_idx);
+        if shape.rows == 0 {
+            return Err(Error::NoSuchBlock { block_idx, n_blocks: geometry.n_blocks() });
+        }
+        let got = raw.len() as u64;
+        if got != shape.raw_bytes {
+            return Err(Error::RawLength { block_idx, needed: shape.raw_bytes, got });
+        }
+        blocks.push(Words { shape, bytes: raw.to_vec() });
+    }
+    if blocks.is_empty() {
+        return Err(Error::NoSample);
+    }
+    Ok(blocks)
+}
+
 impl<'a> Search<'a> {
     pub(super) fn new(geometry: &'a Geometry, sample: &[Sample<'_>]) -> Result<Self> {
-        let mut blocks = Vec::new();
-        for &(block_idx, raw) in sample {
-            let shape = geometry.block(block_idx);
-            if shape.rows == 0 {
-                return Err(Error::NoSuchBlock { block_idx, n_blocks: geometry.n_blocks() });
-            }
-            let got = raw.len() as u64;
-            if got != shape.raw_bytes {
-                return Err(Error::RawLength { block_idx, needed: shape.raw_bytes, got });
-            }
-            blocks.push(Words { shape, bytes: raw.to_vec() });
-        }
-        if blocks.is_empty() {
-            return Err(Error::NoSample);
-        }
+        let blocks = words_of(geometry, sample)?;
         if blocks.len() as u64 == geometry.n_blocks() || blocks.len() == 1 {
             return Ok(Self { geometry, setting: blocks, measuring: None, statistics: OnceCell::new() });
         }

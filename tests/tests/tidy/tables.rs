@@ -9,14 +9,17 @@ pub(crate) const MAX_LINES: usize = 500;
 pub(crate) const EDGES: &[(&str, &[&str], &[&str])] = &[
     ("shm/Cargo.toml", &[], &[]),
     ("kernels/Cargo.toml", &["shm"], &[]),
+    ("kernels/xtask/Cargo.toml", &[], &[]),
     ("client/Cargo.toml", &["kernels", "shm"], &["daemon"]),
     ("daemon/Cargo.toml", &["kernels", "shm"], &[]),
     // `shm`: the limits of the protocol, and the type of the stats document.
     // `kernels`: `bench codecs` measures them without a daemon.
     ("client/cli/Cargo.toml", &["client", "daemon", "kernels", "shm"], &[]),
     ("tests/Cargo.toml", &["cli", "client", "daemon", "kernels", "shm"], &["cusim", "fakecuda"]),
+    // Its conformance target has the sources of `tests/tests/conformance.rs`.
     ("tests/cusim/Cargo.toml", &[], &["kernels", "shm"]),
-    ("tests/fakecuda/Cargo.toml", &["cusim"], &[]),
+    // Its tests need itself built.
+    ("tests/fakecuda/Cargo.toml", &["cusim"], &["fakecuda"]),
     ("tests/fuzz/Cargo.toml", &["kernels", "shm"], &[]),
 ];
 
@@ -27,6 +30,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "kernels/src/cpu/avx2/mod.rs",
     "kernels/src/cpu/bmi2.rs",
     "kernels/src/prefetch.rs",
+    "kernels/xtask/src/nvrtc.rs",
     "shm/src/attachment.rs",
     "shm/src/chunk.rs",
     "shm/src/fork.rs",
@@ -39,8 +43,13 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/cusim/tests/gather/device.rs",
     "tests/cusim/tests/gather/threads.rs",
     "tests/cusim/tests/simulator/harness.rs",
-    "tests/fakecuda/src/lib.rs",
+    "tests/fakecuda/src/args.rs",
+    "tests/fakecuda/src/call.rs",
+    "tests/fakecuda/src/ops.rs",
+    "tests/fakecuda/src/raw.rs",
+    "tests/fakecuda/tests/driver/harness.rs",
     "tests/src/bin/test_client/fork.rs",
+    "tests/tests/conformance/simulated.rs",
 ];
 
 pub(crate) const FORBID: &str = "#![forbid(unsafe_code)]";
@@ -50,6 +59,7 @@ pub(crate) const ROOTS: &[(&str, &str)] = &[
     ("shm/src/lib.rs", DENY),
     ("kernels/src/lib.rs", DENY),
     ("kernels/src/scalar/mod.rs", FORBID),
+    ("kernels/xtask/src/main.rs", DENY),
     ("client/src/lib.rs", FORBID),
     ("daemon/src/lib.rs", FORBID),
     ("daemon/src/main.rs", FORBID),
@@ -61,6 +71,7 @@ pub(crate) const ROOTS: &[(&str, &str)] = &[
     ("tests/fuzz/src/lib.rs", FORBID),
     ("tests/src/bin/tierpack.rs", FORBID),
     ("tests/src/bin/test_client.rs", DENY),
+    ("tests/tests/conformance.rs", DENY),
 ];
 
 /// Where a version stands in a text, and where the constant that must equal it is.

@@ -178,8 +178,8 @@ pub struct GatherCall {
     pub flags: u32,
     /// The thread block that starts with this tensor.
     pub first_block: u32,
-    /// 0.
-    pub reserved: u32,
+    /// Another number for each launch: which rows the cache takes when it is full depends on it.
+    pub turn: u32,
 }
 
 impl GatherCall {

@@ -25,6 +25,7 @@
 #define warpSize 32
 #define KERNEL extern "C" __global__
 #define DEV static __device__ inline
+#define DEV_MEMBER __device__ inline
 #define EXPORT_KERNEL(f) static cusim::Reg cusim_reg_##f = cusim::make_reg(#f, f);
 #define SHARED(T, name, n) \
   static char name##_key;  \

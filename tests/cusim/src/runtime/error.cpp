@@ -6,9 +6,24 @@
 
 namespace cusim {
 static const char* const OP_NAMES[OP_COUNT] = {
-    "none",           "__shfl_sync",       "__shfl_up_sync",    "__shfl_down_sync",  "__shfl_xor_sync",  "__ballot_sync",
-    "__any_sync",     "__all_sync",        "__syncwarp",        "__match_any_sync",  "__match_all_sync", "__reduce_add_sync",
-    "__reduce_min_sync", "__reduce_max_sync", "__reduce_or_sync", "__reduce_and_sync", "__reduce_xor_sync"};
+    "none",
+    "__shfl_sync",
+    "__shfl_up_sync",
+    "__shfl_down_sync",
+    "__shfl_xor_sync",
+    "__ballot_sync",
+    "__any_sync",
+    "__all_sync",
+    "__syncwarp",
+    "__match_any_sync",
+    "__match_all_sync",
+    "__reduce_add_sync",
+    "__reduce_min_sync",
+    "__reduce_max_sync",
+    "__reduce_or_sync",
+    "__reduce_and_sync",
+    "__reduce_xor_sync",
+};
 
 const char* op_name(uint8_t op) { return OP_NAMES[op]; }
 

@@ -54,7 +54,7 @@ void work(const Cache& cache, std::vector<uint64_t>& words, uint64_t seed, uint3
     }
     fill(word, row, n, window);
     const uint32_t keep = row % 16 == 3 ? (uint32_t)LINE_KEEP : 0;
-    const uint32_t done = insert(team, cache, word, row, 16 * n | keep, window);
+    const uint32_t done = insert(team, cache, word, row, 16 * n | keep, window, (uint32_t)(state >> 32));
     tally->inserts += done == INSERTED;
     tally->lost += done == INSERT_LOST;
   }

@@ -7,6 +7,7 @@
 #define __device__
 #define __forceinline__ inline
 #define DEV static inline
+#define DEV_MEMBER inline
 #define UNROLL
 #define FULL 0xffffffffu
 
@@ -15,7 +16,7 @@ template <class T> static inline T __shfl_sync(unsigned, T v, int, int = 32) { r
 template <class T> static inline T __shfl_up_sync(unsigned, T v, unsigned, int = 32) { return v; }
 static inline unsigned __ballot_sync(unsigned, int p) { return p != 0; }
 static inline int __all_sync(unsigned, int p) { return p != 0; }
-static inline unsigned __reduce_min_sync(unsigned, unsigned v) { return v; }
+static inline unsigned __reduce_or_sync(unsigned, unsigned v) { return v; }
 static inline void __syncwarp(unsigned) {}
 static inline int __ffs(int v) { return __builtin_ffs(v); }
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
