@@ -11,7 +11,7 @@ missed=0
 
 # What found the fault in a run's output: a report of a sanitizer, or the first test that failed.
 found() {
-    grep -oE -m1 'data race .*|(heap|stack|global)-buffer-overflow|runtime error: .*' "$folder/output" ||
+    grep -oE -m1 'SUMMARY: .*|runtime error: .*' "$folder/output" ||
         grep -oE -m1 '^test [a-z_:0-9]+ \.\.\. FAILED' "$folder/output" || true
 }
 

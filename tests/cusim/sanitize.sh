@@ -28,6 +28,6 @@ export PROPTEST_CASES=${PROPTEST_CASES:-4}
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=env LD_PRELOAD=$path"
 if [ $# = 0 ]; then
-    set -- --test simulator --test conformance --test gather
+    set -- --tests
 fi
 exec cargo test -p tierpack-cusim --features conformance "$@"

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 
-use crate::nvrtc::{Compiled, Nvrtc};
+use crate::nvrtc::{self, Compiled, Nvrtc};
 use crate::report::{self, Usage};
 use crate::{sass, sources};
 
@@ -49,24 +50,27 @@ fn image_name(module: &str, arch: &str) -> String {
 /// Compiles every module for every architecture into a folder; gives what the assembler warned of.
 pub(crate) fn generate(nvrtc: &Nvrtc, sources: &Path, to: &Path, more: &[&str]) -> Result<Vec<String>> {
     fs::create_dir_all(to).with_context(|| format!("create {}", to.display()))?;
+    let jobs: Vec<_> = MODULES.iter().flat_map(|module| ARCHS.map(|arch| (*module, arch))).collect();
+    // One after the other they take a minute; each thread takes the next that no other has.
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<Vec<(Vec<Usage>, Vec<String>)>> {
+        let taken = std::iter::from_fn(|| jobs.get(next.fetch_add(1, Ordering::Relaxed)));
+        taken.map(|&(module, arch)| compile(nvrtc, sources, to, more, module, arch)).collect()
+    };
+    let made: Vec<_> = std::thread::scope(|scope| {
+        let n = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads: Vec<_> = (0..n).map(|_| scope.spawn(work)).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| bail!("a compilation panicked")))
+            .collect()
+    });
     let (mut usages, mut warnings): (Vec<Usage>, Vec<String>) = (Vec::new(), Vec::new());
-    for (module, arch) in MODULES.iter().flat_map(|module| ARCHS.map(|arch| (module, arch))) {
-        let path = sources.join(format!("{module}.cu"));
-        let source = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        let mut options = vec![
-            format!("--gpu-architecture={arch}"),
-            "--std=c++17".to_owned(),
-            format!("--include-path={}", sources.display()),
-        ];
-        if arch.starts_with("sm_") {
-            options.extend(["--ptxas-options=-v", "--ptxas-options=--warn-on-spills"].map(str::to_owned));
+    for made in made {
+        for (its_usages, its_warnings) in made? {
+            usages.extend(its_usages);
+            warnings.extend(its_warnings);
         }
-        options.extend(more.iter().map(|&option| option.to_owned()));
-        let Compiled { image, log } = nvrtc.compile(&source, &format!("{module}.cu"), &options)?;
-        usages.extend(report::usages(&log).with_context(|| format!("the log of {module} for {arch}"))?);
-        warnings.extend(report::warnings(&log).map(|warning| format!("{module} for {arch}: {warning}")));
-        let path = to.join(image_name(module, arch));
-        fs::write(&path, image).with_context(|| format!("write {}", path.display()))?;
     }
     let path = to.join(TABLE);
     fs::write(&path, report::table(&usages)).with_context(|| format!("write {}", path.display()))?;
@@ -76,7 +80,64 @@ pub(crate) fn generate(nvrtc: &Nvrtc, sources: &Path, to: &Path, more: &[&str]) 
             .filter(|usage| usage.spill_bytes > 0)
             .map(|usage| format!("{} spills {} bytes on sm_{}", usage.kernel, usage.spill_bytes, usage.arch)),
     );
+    warnings.sort();
     Ok(warnings)
+}
+
+/// Compiles one module for one architecture.
+fn compile(
+    nvrtc: &Nvrtc,
+    sources: &Path,
+    to: &Path,
+    more: &[&str],
+    module: &str,
+    arch: &str,
+) -> Result<(Vec<Usage>, Vec<String>)> {
+    let path = sources.join(format!("{module}.cu"));
+    let source = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let mut options = options(arch, sources);
+    options.extend(more.iter().map(|&option| option.to_owned()));
+    let Compiled { image, log } = nvrtc.compile(&source, &format!("{module}.cu"), &options)?;
+    let usages = report::usages(&log).with_context(|| format!("the log of {module} for {arch}"))?;
+    let warnings = report::warnings(&log).map(|warning| format!("{module} for {arch}: {warning}")).collect();
+    let path = to.join(image_name(module, arch));
+    fs::write(&path, image).with_context(|| format!("write {}", path.display()))?;
+    Ok((usages, warnings))
+}
+
+/// Compiles one file for one architecture into a folder.
+pub(crate) fn compile_one(
+    nvrtc: &Nvrtc,
+    sources: &Path,
+    source: &Path,
+    arch: &str,
+    to: &Path,
+) -> Result<PathBuf> {
+    let text = fs::read_to_string(source).with_context(|| format!("read {}", source.display()))?;
+    let options = options(arch, sources);
+    let name = source.file_name().unwrap_or_default().to_string_lossy();
+    let path = to.join("one.cubin");
+    fs::write(&path, nvrtc.compile(&text, &name, &options)?.image)
+        .with_context(|| format!("write {}", path.display()))?;
+    Ok(path)
+}
+
+/// The committed cubins of one architecture.
+pub(crate) fn cubins(images: &Path, arch: &str) -> Result<Vec<PathBuf>> {
+    ensure!(ARCHS[1..].contains(&arch), "there is no cubin for {arch}: {}", ARCHS[1..].join(", "));
+    Ok(MODULES.map(|module| images.join(image_name(module, arch))).to_vec())
+}
+
+fn options(arch: &str, sources: &Path) -> Vec<String> {
+    let mut options = vec![
+        format!("--gpu-architecture={arch}"),
+        "--std=c++17".to_owned(),
+        format!("--include-path={}", sources.display()),
+    ];
+    if arch.starts_with("sm_") {
+        options.extend(["--ptxas-options=-v", "--ptxas-options=--warn-on-spills"].map(str::to_owned));
+    }
+    options
 }
 
 /// Everything that is wrong with the committed images.
@@ -91,6 +152,12 @@ pub(crate) fn check(
     findings.extend(differences(&folders.images, fresh.path())?);
     findings.extend(kernel_findings(&folders.sources, &folders.images)?);
     let Some(disassembler) = sass::Disassembler::find(toolkit) else {
+        if crate::tools_are_required() {
+            bail!(
+                "neither nvdisasm nor cuobjdump is found, and TIERPACK_REQUIRE_TOOLS is 1\n{}",
+                nvrtc::HELP
+            );
+        }
         writeln!(out, "skipped: neither cuobjdump nor nvdisasm is found, so SASS is not looked at")?;
         return Ok(findings);
     };

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod images;
+mod loops;
 mod nvrtc;
 mod report;
 mod sass;
@@ -16,7 +17,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 
 use crate::images::Folders;
@@ -52,6 +53,9 @@ enum What {
         /// The architecture of the images.
         #[arg(long, default_value = "sm_90")]
         arch: String,
+        /// Compile this file, and count in it instead.
+        #[arg(long, value_name = "FILE")]
+        source: Option<PathBuf>,
         /// Only kernels whose names contain this; their opcodes are counted too.
         kernel: Option<String>,
     },
@@ -84,6 +88,11 @@ fn main() -> ExitCode {
     }
 }
 
+/// Whether nothing may be skipped for want of a tool: so in CI.
+fn tools_are_required() -> bool {
+    std::env::var_os("TIERPACK_REQUIRE_TOOLS").is_some_and(|value| value == "1")
+}
+
 fn run(what: &What, out: &mut dyn Write) -> Result<()> {
     match what {
         What::Gen { toolkit, line_info } => {
@@ -102,7 +111,7 @@ fn run(what: &What, out: &mut dyn Write) -> Result<()> {
         What::Check { toolkit } => {
             let folder = toolkit.folder();
             let Some(nvrtc) = Nvrtc::open(folder.as_deref())? else {
-                if std::env::var_os("TIERPACK_REQUIRE_TOOLS").is_some_and(|value| value == "1") {
+                if tools_are_required() {
                     bail!("no NVRTC library is found, and TIERPACK_REQUIRE_TOOLS is 1\n{}", nvrtc::HELP);
                 }
                 writeln!(out, "skipped: no NVRTC library is found, so the images are not checked")?;
@@ -115,9 +124,19 @@ fn run(what: &What, out: &mut dyn Write) -> Result<()> {
             writeln!(out, "the images are what the sources compile to")?;
             Ok(())
         }
-        What::Sass { toolkit, arch, kernel } => {
-            let images = Folders::of_repository().images;
-            sass::print(&images, arch, kernel.as_deref(), toolkit.folder().as_deref(), out)
+        What::Sass { toolkit, arch, source, kernel } => {
+            let (folders, folder) = (Folders::of_repository(), toolkit.folder());
+            let made = tempfile::tempdir().context("make a temporary folder")?;
+            let cubins = match source {
+                Some(source) => {
+                    let Some(nvrtc) = Nvrtc::open(folder.as_deref())? else {
+                        bail!("no NVRTC library is found\n{}", nvrtc::HELP);
+                    };
+                    vec![images::compile_one(&nvrtc, &folders.sources, source, arch, made.path())?]
+                }
+                None => images::cubins(&folders.images, arch)?,
+            };
+            sass::print(&cubins, kernel.as_deref(), folder.as_deref(), out)
         }
     }
 }

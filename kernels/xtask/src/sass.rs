@@ -1,11 +1,16 @@
 //! Disassembled cubins: local memory that must not be, and instructions that are counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+
+use crate::loops::{self, Flow, Loop};
+
+/// Opcodes that move bytes.
+const MEMORY: [&str; 10] = ["LDG", "LD", "LDS", "LDGSTS", "STG", "ST", "STS", "ATOMS", "ATOMG", "REDG"];
 
 /// The program that prints a cubin's instructions.
 #[derive(Debug)]
@@ -47,6 +52,8 @@ struct Instruction {
     opcode: String,
     /// Where a branch goes to.
     target: Option<Target>,
+    /// The next instruction may follow.
+    goes_on: bool,
 }
 
 /// As the two disassemblers name it.
@@ -62,16 +69,6 @@ struct Kernel {
     name: String,
     code: Vec<Instruction>,
     labels: BTreeMap<String, u32>,
-}
-
-/// A branch backward and what it goes back over.
-#[derive(Debug, PartialEq, Eq)]
-struct Loop {
-    first: u32,
-    last: u32,
-    /// Instructions in it that are in no loop within it.
-    own: usize,
-    all: usize,
 }
 
 /// Reads what `nvdisasm -c` or `cuobjdump --dump-sass` print.
@@ -101,53 +98,49 @@ fn instruction(line: &str) -> Option<Instruction> {
     let (at, rest) = line.strip_prefix("/*")?.split_once("*/")?;
     let at = u32::from_str_radix(at, 16).ok()?;
     let code = rest.split(';').next()?.trim();
+    let is_conditional = code.starts_with('@');
     let mut words = code.split_whitespace().filter(|word| !word.starts_with(['@', '{']));
     let opcode = words.next()?.to_owned();
-    let last = words.next_back().unwrap_or_default();
+    let operands: Vec<_> = words.collect();
+    let last = operands.last().copied().unwrap_or_default();
     let label = last.trim_matches(|c| "`()".contains(c));
     let target = match last.strip_prefix("0x") {
         _ if !opcode.starts_with("BRA") => None,
         Some(number) => u32::from_str_radix(number, 16).ok().map(Target::At),
         None => label.starts_with(".L").then(|| Target::Label(label.to_owned())),
     };
-    opcode.starts_with(|c: char| c.is_ascii_uppercase()).then_some(Instruction { at, opcode, target })
+    let ends = opcode == "EXIT" || opcode == "BRA" && operands.len() == 1;
+    let goes_on = is_conditional || !ends;
+    opcode.starts_with(|c: char| c.is_ascii_uppercase()).then_some(Instruction {
+        at,
+        opcode,
+        target,
+        goes_on,
+    })
 }
 
 impl Kernel {
-    /// Every loop, the outer one first; the branch to itself at the end of a kernel is none.
     fn loops(&self) -> Vec<Loop> {
-        let mut spans: BTreeMap<u32, u32> = BTreeMap::new();
-        for instruction in &self.code {
-            let target = match &instruction.target {
-                Some(Target::At(at)) => *at,
-                Some(Target::Label(label)) => self.labels.get(label).copied().unwrap_or(u32::MAX),
-                None => continue,
+        let index_of = |at: u32| self.code.binary_search_by_key(&at, |instruction| instruction.at).ok();
+        let flow = |instruction: &Instruction| {
+            let to = match &instruction.target {
+                Some(Target::At(at)) => index_of(*at),
+                Some(Target::Label(label)) => self.labels.get(label).and_then(|&at| index_of(at)),
+                None => None,
             };
-            if target < instruction.at {
-                let last = spans.entry(target).or_default();
-                *last = instruction.at.max(*last);
+            match to {
+                Some(to) => Flow::Branch { to, perhaps: instruction.goes_on },
+                None if instruction.goes_on => Flow::Next,
+                None => Flow::End,
             }
-        }
-        let within = |span: &(u32, u32), at: u32| (span.0..=span.1).contains(&at);
-        let spans: Vec<(u32, u32)> = spans.into_iter().collect();
-        let count = |span: &(u32, u32), inner: &[(u32, u32)]| {
-            let code = self.code.iter().map(|instruction| instruction.at);
-            code.filter(|&at| within(span, at) && !inner.iter().any(|inner| within(inner, at))).count()
         };
-        spans
-            .iter()
-            .map(|span| {
-                let is_inner = |other: &&(u32, u32)| *other != span && span.0 <= other.0 && other.1 <= span.1;
-                let inner: Vec<_> = spans.iter().filter(is_inner).copied().collect();
-                Loop { first: span.0, last: span.1, own: count(span, &inner), all: count(span, &[]) }
-            })
-            .collect()
+        loops::loops(&self.code.iter().map(flow).collect::<Vec<_>>())
     }
 
-    /// Instructions by the first part of their opcode.
-    fn opcodes(&self) -> BTreeMap<&str, usize> {
+    /// Instructions of these, by the first part of their opcode.
+    fn opcodes<'a>(code: impl Iterator<Item = &'a Instruction>) -> BTreeMap<&'a str, usize> {
         let mut counts = BTreeMap::new();
-        for instruction in &self.code {
+        for instruction in code {
             *counts.entry(instruction.opcode.split('.').next().unwrap_or_default()).or_default() += 1;
         }
         counts
@@ -172,10 +165,9 @@ pub(crate) fn local_memory(text: &str) -> Vec<String> {
     found
 }
 
-/// Prints instructions per kernel and loop of the committed cubins.
+/// Prints instructions per kernel and loop.
 pub(crate) fn print(
-    images: &Path,
-    arch: &str,
+    cubins: &[PathBuf],
     only: Option<&str>,
     toolkit: Option<&Path>,
     out: &mut dyn Write,
@@ -183,30 +175,37 @@ pub(crate) fn print(
     let Some(disassembler) = Disassembler::find(toolkit) else {
         bail!("neither nvdisasm nor cuobjdump is found\n{}", crate::nvrtc::HELP);
     };
-    let mut cubins: Vec<_> = std::fs::read_dir(images)
-        .with_context(|| format!("list {}", images.display()))?
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.to_string_lossy().ends_with(&format!(".{arch}.cubin")))
-        .collect();
-    ensure!(!cubins.is_empty(), "{} has no image for {arch}", images.display());
-    cubins.sort();
     for cubin in cubins {
-        let mut kernels = parse(&disassembler.dump(&cubin)?);
+        let mut kernels = parse(&disassembler.dump(cubin)?);
         kernels.sort_by(|a, b| a.name.cmp(&b.name));
         for kernel in kernels.iter().filter(|kernel| only.is_none_or(|only| kernel.name.contains(only))) {
-            writeln!(out, "{}: {} instructions", kernel.name, kernel.len())?;
-            for Loop { first, last, own, all } in kernel.loops() {
-                writeln!(
-                    out,
-                    "  loop {first:#06x} to {last:#06x}: {all} instructions, {own} in no inner loop"
-                )?;
-            }
-            if only.is_some() {
-                for (opcode, n) in kernel.opcodes() {
-                    writeln!(out, "  {opcode:8} {n:5}")?;
-                }
-            }
+            print_kernel(kernel, only.is_some(), out)?;
+        }
+    }
+    Ok(())
+}
+
+fn print_kernel(kernel: &Kernel, opcodes: bool, out: &mut dyn Write) -> Result<()> {
+    writeln!(out, "{}: {} instructions", kernel.name, kernel.len())?;
+    let loops = kernel.loops();
+    for Loop { body, depth } in &loops {
+        let is_inner = |other: &&Loop| other.depth > *depth && body.contains(&other.body[0]);
+        let inner: BTreeSet<_> = loops.iter().filter(is_inner).flat_map(|inner| &inner.body).collect();
+        let own = body.iter().filter(|at| !inner.contains(at));
+        let counts = Kernel::opcodes(body.iter().map(|&at| &kernel.code[at]));
+        let memory: Vec<_> =
+            MEMORY.iter().filter_map(|opcode| Some(format!("{opcode} {}", counts.get(opcode)?))).collect();
+        let (indent, at, own) = (2 + 2 * depth, kernel.code[body[0]].at, own.count());
+        let (all, memory) = (body.len(), memory.join(", "));
+        writeln!(
+            out,
+            "{:indent$}loop at {at:#06x}: {all} instructions, {own} in no inner loop; {memory}",
+            ""
+        )?;
+    }
+    if opcodes {
+        for (opcode, n) in Kernel::opcodes(kernel.code.iter()) {
+            writeln!(out, "  {opcode:8} {n:5}")?;
         }
     }
     Ok(())
@@ -255,10 +254,17 @@ mod tests {
             let kernels = parse(text);
             assert_eq!(kernels.len(), 1, "{text}");
             assert_eq!((kernels[0].name.as_str(), kernels[0].len()), ("f", 7));
-            let outer = Loop { first: 0x10, last: 0x40, own: 2, all: 4 };
-            let inner = Loop { first: 0x20, last: 0x30, own: 2, all: 2 };
+            let outer = Loop { body: vec![1, 2, 3, 4], depth: 0 };
+            let inner = Loop { body: vec![2, 3], depth: 1 };
             assert_eq!(kernels[0].loops(), [outer, inner]);
-            assert_eq!(kernels[0].opcodes()["BRA"], 3);
+            assert_eq!(Kernel::opcodes(kernels[0].code.iter())["BRA"], 3);
+            let mut printed = Vec::new();
+            print_kernel(&kernels[0], false, &mut printed).unwrap();
+            let printed = String::from_utf8(printed).unwrap();
+            let expected = "f: 7 instructions\n\
+                \x20 loop at 0x0010: 4 instructions, 2 in no inner loop; LDG 1\n\
+                \x20   loop at 0x0020: 2 instructions, 2 in no inner loop; \n";
+            assert_eq!(printed, expected);
         }
     }
 

@@ -49,6 +49,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/fakecuda/src/raw.rs",
     "tests/fakecuda/tests/driver/harness.rs",
     "tests/src/bin/test_client/fork.rs",
+    "tests/tests/conformance_encode/device.rs",
     "tests/tests/conformance/simulated.rs",
 ];
 

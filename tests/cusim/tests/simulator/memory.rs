@@ -42,7 +42,7 @@ fn unwritten_shared_memory_is_poison() {
     assert_eq!(out, [0xA5A5_A5A5; 64]);
 }
 
-/// ThreadSanitizer reports it: see `planted`.
+/// `ThreadSanitizer` reports it: see `planted`.
 #[cfg(not(sanitizer = "thread"))]
 #[test]
 fn a_missing_syncwarp_gives_wrong_values() {
