@@ -94,9 +94,10 @@ struct IbpCodec {
     body->rest_len = needed - n_front;
   }
 
+  // Decodes a record; gives the bytes of its body.
   template <int LANES>
-  DEV_MEMBER void decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
-                         Status* status) const {
+  DEV_MEMBER uint32_t decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
+                             Status* status) const {
     Body body = body_of(job, record, status);
     if (record.front[0] & RAW_RECORD) return copy_raw(team, job, record, body, status);
     const uint32_t chunk_bytes = form.chunk_bytes, log = chunk_bytes == 8 ? 3 : chunk_bytes / 2;
@@ -148,5 +149,6 @@ struct IbpCodec {
       }
     }
     if (!has_end(body, end)) report(status, job, STATUS_OVERFLOW);
+    return (end + 7) / 8;
   }
 };

@@ -191,9 +191,24 @@ struct PlanesCodec {
     for (int c = 0; c < C; c++) codes[c] &= s.n > (uint32_t)(8 * c) ? low32(4 * least(s.n - 8 * c, 8)) : 0;
   }
 
-  // Decodes the elements of a packed record, whose tiers have been found.
+  // Whether a record of planes:4 has a code 15.
   template <int LANES>
-  DEV_MEMBER void elements(const Team<LANES>& team, const BlockJob& job, const Record& record, const Body& body,
+  DEV_MEMBER bool has_escape(const Team<LANES>& team, const Record& record) const {
+    const Body body = {record.front, record.n_front, 0, nullptr, false};
+    const Tiers<LANES> none = {};
+    uint32_t found = 0;
+    for (uint32_t start = 0; start < record.n_elems; start += E * LANES) {
+      uint32_t ranks[C];
+      codes(team, body, spot(record, start + E * team.lane), none, ranks);
+      UNROLL
+      for (int c = 0; c < C; c++) found |= ranks[c] & ranks[c] >> 1 & ranks[c] >> 2 & ranks[c] >> 3 & 0x11111111u;
+    }
+    return __any_sync(team.mask, found != 0);
+  }
+
+  // Decodes the elements of a packed record, whose tiers have been found; gives the bytes of its body.
+  template <int LANES>
+  DEV_MEMBER uint32_t elements(const Team<LANES>& team, const BlockJob& job, const Record& record, const Body& body,
                            const Tiers<LANES>& tiers, uint32_t escapes_at, Status* status) const {
     const uint32_t base_at = columns() ? record.first_elem % columns() : 0;
     for (uint32_t start = 0; start < record.n_elems; start += E * LANES) {
@@ -239,11 +254,13 @@ struct PlanesCodec {
       }
     }
     if (S != 4 && !has_end(body, escapes_at)) report(status, job, STATUS_OVERFLOW);
+    return (escapes_at + 7) / 8;
   }
 
+  // Decodes a record; gives the bytes of its body.
   template <int LANES>
-  DEV_MEMBER void decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
-                         Status* status) const {
+  DEV_MEMBER uint32_t decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
+                             Status* status) const {
     Body body = {record.front, record.n_front, 0, nullptr, false};
     if (S != 4) {
       body = body_of(job, record, status);
@@ -258,15 +275,13 @@ struct PlanesCodec {
       const bool aligned = record.n_elems % 64 == 0 && ((uint32_t)(uint64_t)record.out & 15) == 0;
       if (aligned && form.dropped_bits == 0 && form.columns == 0) {
         if (W == 4 || form.exponent_bits == 8) {
-          PlanesCodec<W, S, 8>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
-          return;
+          return PlanesCodec<W, S, 8>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
         }
         if constexpr (W == 2) {
-          PlanesCodec<W, S, 5>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
-          return;
+          return PlanesCodec<W, S, 5>{form, address, elem_bits}.elements(team, job, record, body, tiers, end, status);
         }
       }
     }
-    elements(team, job, record, body, tiers, end, status);
+    return elements(team, job, record, body, tiers, end, status);
   }
 };

@@ -80,9 +80,9 @@ DEV Body body_of(const BlockJob& job, const Record& record, Status* status) {
   return body;
 }
 
-// Stores a record that was not packed.
+// Stores a record that was not packed; gives the bytes of its body.
 template <int LANES>
-DEV void copy_raw(const Team<LANES>& team, const BlockJob& job, const Record& record, const Body& body,
+DEV uint32_t copy_raw(const Team<LANES>& team, const BlockJob& job, const Record& record, const Body& body,
                   Status* status) {
   for (uint32_t at = 16 * team.lane; at < record.raw_bytes; at += 16 * LANES) {
     const uint32_t i = at / 4;
@@ -93,6 +93,7 @@ DEV void copy_raw(const Team<LANES>& team, const BlockJob& job, const Record& re
   if (record.raw_bytes > n_front && record.raw_bytes - n_front > body.rest_len) {
     report(status, job, STATUS_OVERFLOW);
   }
+  return record.raw_bytes;
 }
 
 // Bytes of the window of a record of this stride: up to 12 bytes before the record, in units of 16, and 16 bytes

@@ -25,9 +25,10 @@ struct SparseCodec {
     }
   }
 
+  // Decodes a record; gives the bytes of its body.
   template <int LANES>
-  DEV_MEMBER void decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
-                         Status* status) const {
+  DEV_MEMBER uint32_t decode(const Team<LANES>& team, const BlockJob& job, const Record& record,
+                             Status* status) const {
     const Body body = body_of(job, record, status);
     if (record.front[0] & RAW_RECORD) return copy_raw(team, job, record, body, status);
     const uint32_t n = record.raw_bytes / W, group = form.group_elems, log = 31 - __clz((int)group);
@@ -77,5 +78,6 @@ struct SparseCodec {
       if (first < n) store(record.out + W * first, uint4{v[0], v[1], v[2], v[3]}, W * (n - first));
     }
     if (!has_end(body, place)) report(status, job, STATUS_OVERFLOW);
+    return (place + 7) / 8;
   }
 };

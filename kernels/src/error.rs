@@ -289,6 +289,24 @@ pub enum Error {
         /// Raw bytes of the block.
         raw_len: u64,
     },
+    /// The rows of a tensor cannot be gathered on a GPU.
+    #[error(
+        "rows of {row_bytes} bytes cannot be gathered on a GPU: they are not whole bytes, or more than 2^32 blocks \
+         long"
+    )]
+    NotGatherable {
+        /// Bytes of a row.
+        row_bytes: u64,
+    },
+    /// A generation index that a GPU has no place for.
+    #[error(
+        "generation index {idx} is too large for a GPU, which has {} of them",
+        crate::cuda::gather::MAX_FORMS
+    )]
+    GenerationIndex {
+        /// The index.
+        idx: u8,
+    },
     /// A fit was asked for without a block to fit.
     #[error("no sample: a fit needs at least one block of the tensor")]
     NoSample,

@@ -18,6 +18,12 @@ pub(crate) fn entry(elem: usize, exponent: u16) -> [u8; ENTRY_BYTES] {
     (elem | u32::from(exponent) << ELEM_BITS).to_le_bytes()
 }
 
+/// The elements that a list has entries for.
+pub(crate) fn elements(list: &[u8]) -> impl Iterator<Item = usize> {
+    let mask = (1 << ELEM_BITS) - 1;
+    list.as_chunks().0.iter().map(move |entry| (u32::from_le_bytes(*entry) & mask) as usize)
+}
+
 /// The list, read for one record after the other.
 #[derive(Debug)]
 pub(crate) struct Escapes<'a> {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 const RUNTIME: &str = "src/runtime";
 const RULES: &str = "src/kernels";
+/// Device code that runs on threads of the host instead of fibers.
+const THREADS: &str = "src/threads";
 const KERNELS: &str = "../../kernels/cuda";
 
 fn main() {
@@ -15,12 +17,13 @@ fn main() {
     }
     // A copy of the kernels with a planted fault: see `mutants.sh`.
     let kernels = PathBuf::from(std::env::var("CUSIM_KERNELS").unwrap_or_else(|_| KERNELS.to_owned()));
-    for folder in [Path::new(RUNTIME), Path::new(RULES), &kernels] {
+    for folder in [Path::new(RUNTIME), Path::new(RULES), Path::new(THREADS), &kernels] {
         println!("cargo:rerun-if-changed={}", folder.display());
     }
     // Which tests there are depends on who looks for faults.
     println!("cargo:rustc-check-cfg=cfg(sanitizer, values(none(), \"address\", \"thread\"))");
-    let (mut runtime, mut device) = (cpp(&kernels), cpp(&kernels));
+    let (mut runtime, mut device, mut threads) = (cpp(&kernels), cpp(&kernels), cpp(&kernels));
+    threads.include(THREADS);
     device.define("CUSIM", None).flag("-x").flag("c++");
     // All decode kernels take the same parameters, whether they need them or not.
     device.flag("-Wno-unused-parameter");
@@ -34,16 +37,19 @@ fn main() {
             runtime.flag("-fsanitize=address").flag("-fno-omit-frame-pointer");
             device.flag("-fsanitize=address,undefined").flag("-fno-omit-frame-pointer");
             device.flag("-fno-sanitize-recover=undefined");
+            threads.flag("-fsanitize=address,undefined").flag("-fno-omit-frame-pointer");
         }
         Ok("thread") => {
             runtime.define("CUSIM_TSAN", None); // the runtime is never instrumented
             device.flag("-fsanitize=thread");
+            threads.flag("-fsanitize=thread");
         }
         _ => {}
     }
     runtime.files(sources(Path::new(RUNTIME), "cpp")).compile("cusim_runtime");
     let sources = [sources(&kernels, "cu"), sources(Path::new(RULES), "cu")].concat();
     device.files(sources).compile("cusim_kernels");
+    threads.files(self::sources(Path::new(THREADS), "cpp")).compile("cusim_threads");
     // After the libraries that need them; every program that links this crate gets them.
     match std::env::var("CUSIM_SAN").as_deref() {
         Ok("address") => {

@@ -28,7 +28,7 @@ mutant() {
     case $name in *"$only"*) ;; *) return ;; esac
     # Only what the kernels of one module are made of: modules that no mutant is in need no build.
     rm -rf "$folder/cuda" && mkdir "$folder/cuda"
-    cp kernels/cuda/*.cuh kernels/cuda/shared.h "kernels/cuda/$module.cu" "$folder/cuda"
+    cp kernels/cuda/*.cuh kernels/cuda/*.h "kernels/cuda/$module.cu" "$folder/cuda"
     sed -z -E -i "$change" "$folder/cuda/$file"
     if cmp -s "kernels/cuda/$file" "$folder/cuda/$file"; then
         echo "$name: the change does not fit $file any more"

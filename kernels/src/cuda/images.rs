@@ -11,6 +11,8 @@ pub enum Module {
     Encode,
     /// `fit.cu`: counts that a fit starts from.
     Fit,
+    /// `gather.cu`: rows by their numbers, through a cache.
+    Gather,
 }
 
 impl Module {
@@ -35,6 +37,7 @@ impl Module {
                 "place_records",
             ],
             Self::Fit => &["count_bits", "count_exponents"],
+            Self::Gather => &["gather", "sweep_cache"],
         }
     }
 }
@@ -70,6 +73,8 @@ static ENCODE: Images =
     images!("encode": "compute_80"."ptx" "sm_80"."cubin" "sm_90"."cubin" "sm_100"."cubin" "sm_120"."cubin");
 static FIT: Images =
     images!("fit": "compute_80"."ptx" "sm_80"."cubin" "sm_90"."cubin" "sm_100"."cubin" "sm_120"."cubin");
+static GATHER: Images =
+    images!("gather": "compute_80"."ptx" "sm_80"."cubin" "sm_90"."cubin" "sm_100"."cubin" "sm_120"."cubin");
 
 /// Compute capability of the code of each architecture.
 const CAPABILITIES: [(i32, i32); 4] = [(8, 0), (9, 0), (10, 0), (12, 0)];
@@ -82,6 +87,7 @@ pub fn choose(module: Module, major: i32, minor: i32) -> Image {
         Module::Decode => &DECODE,
         Module::Encode => &ENCODE,
         Module::Fit => &FIT,
+        Module::Gather => &GATHER,
     };
     let fits = |&(_, (its_major, its_minor)): &(&Image, (i32, i32))| its_major == major && its_minor <= minor;
     let of_device = code.iter().zip(CAPABILITIES).rfind(fits);
@@ -92,7 +98,7 @@ pub fn choose(module: Module, major: i32, minor: i32) -> Image {
 mod tests {
     use super::*;
 
-    const MODULES: [Module; 3] = [Module::Decode, Module::Encode, Module::Fit];
+    const MODULES: [Module; 4] = [Module::Decode, Module::Encode, Module::Fit, Module::Gather];
 
     #[test]
     fn devices_get_code_of_their_own_architecture() {
@@ -116,7 +122,7 @@ mod tests {
 
     #[test]
     fn images_are_what_their_names_say() {
-        for (module, images) in MODULES.into_iter().zip([&DECODE, &ENCODE, &FIT]) {
+        for (module, images) in MODULES.into_iter().zip([&DECODE, &ENCODE, &FIT, &GATHER]) {
             for image in images {
                 assert_eq!(image.name, choose(module, 9, 0).name);
                 let is_code = image.arch.starts_with("sm_");

@@ -42,7 +42,7 @@ const USUAL_WARP_BYTES: u32 = 6 * 1024;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 
 /// Where a kernel's addresses must be multiples of this.
-const ADDRESS_UNIT: u64 = 16;
+pub(super) const ADDRESS_UNIT: u64 = 16;
 
 /// One stored block, and where its bytes go.
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ use crate::report::{self, Usage};
 use crate::{sass, sources};
 
 /// Each module is a source file of this name.
-const MODULES: [&str; 3] = ["decode", "encode", "fit"];
+const MODULES: [&str; 4] = ["decode", "encode", "fit", "gather"];
 
 /// The virtual architecture of the PTX, and the real ones of the cubins.
 const ARCHS: [&str; 5] = ["compute_80", "sm_80", "sm_90", "sm_100", "sm_120"];

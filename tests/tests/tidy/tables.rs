@@ -49,6 +49,8 @@ pub(crate) const ISLANDS: &[&str] = &[
     "shm/src/socket.rs",
     "tests/cusim/src/ffi.rs",
     "tests/cusim/src/lib.rs",
+    "tests/cusim/tests/gather/device.rs",
+    "tests/cusim/tests/gather/threads.rs",
     "tests/cusim/tests/simulator/harness.rs",
     "tests/fakecuda/src/args.rs",
     "tests/fakecuda/src/call.rs",

@@ -3,6 +3,7 @@
 // At the end: the CPU twins of the wrappers in common.cuh.
 #pragma once
 #include "core.h"
+#include "ordered.h"
 #include "scalar.h"
 #include "warp.h"
 
@@ -16,7 +17,6 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __constant__ static
-#define __grid_constant__
 #define threadIdx (cusim::cur->tid)
 #define blockIdx (cusim::blk->bid)
 #define blockDim (cusim::blk->dim)
