@@ -25,7 +25,7 @@ use crate::layout::{
 use crate::page::{ClientPage, Counter, NamespaceId, check_fields, spread};
 use crate::pool::in_segment;
 use crate::publish::is_published;
-use crate::ring::Changed;
+use crate::ring::{Changed, Drained, Ring};
 use crate::segment::{ClientSegment, SegmentKind};
 use crate::sync::{AtomicU64, Ordering};
 use crate::types::{BlockWord, SlotIdx, UNIT_BYTES, index};
@@ -275,6 +275,16 @@ impl Attachment {
         header.map.word(header::EPOCH_AT).expect("the header's length was checked by `new`")
     }
 
+    fn ring(&self) -> Ring<'_> {
+        let header = self.directory.get(0).expect("segment 0 is mapped by `new` and never retired");
+        let head = header.map.word(header::RING_HEAD_AT);
+        let entries = header.map.words(header::RING_AT, header::RING_CAPACITY);
+        Ring::new(
+            head.expect("the header's length was checked by `new`"),
+            entries.expect("the header's length was checked by `new`"),
+        )
+    }
+
     fn claim(&self) -> Option<usize> {
         static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
@@ -413,6 +423,23 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
     pub fn place(&self, word: BlockWord, len: u64) -> core::result::Result<(usize, u64), NoGuard> {
         self.stored(word, len)?;
         Ok((index(word.offset() / SEGMENT_SPAN_UNITS), in_segment(word.offset())))
+    }
+
+    /// Where the ring of changed blocks of the namespace stands: what is stored from now on comes behind it.
+    pub fn changes(&self) -> u64 {
+        self.attachment.ring().head()
+    }
+
+    /// Hands out the blocks of this tensor that were stored since the ring stood at `tail`.
+    ///
+    /// Words that are loaded afterwards are those of these stores, or newer.
+    /// After [`Drained::Lapped`] any block may have been stored.
+    pub fn changed_blocks(&self, tail: u64, mut found: impl FnMut(u64)) -> Drained {
+        self.attachment.ring().drain(tail, |changed| {
+            if changed.slot == self.slot.idx {
+                found(changed.block_idx);
+            }
+        })
     }
 
     /// The attachment that the guard reads through.

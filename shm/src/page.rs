@@ -46,6 +46,18 @@ pub enum Counter {
     DeviceGets = 7,
     /// Raw bytes that GPUs were given.
     DeviceBytes = 8,
+    /// Gathers on a GPU: one per tensor and launch.
+    DeviceGathers = 9,
+    /// Rows that a GPU's cache had.
+    DeviceHits = 10,
+    /// Rows that a GPU fetched from the pool.
+    DeviceMisses = 11,
+    /// Of these, rows that went into its cache.
+    DeviceInserts = 12,
+    /// Lines of its cache that changed while they were read, or that another row was being written to.
+    DeviceConflicts = 13,
+    /// Rows from the pool that no line of its cache can hold.
+    DeviceBypasses = 14,
 }
 
 /// How a GPU of a client reads the pool; the bits of one word of the page, set once that way is used.
@@ -96,6 +108,18 @@ pub struct Counts {
     pub device_gets: u64,
     /// Raw bytes that GPUs were given.
     pub device_bytes: u64,
+    /// Gathers on a GPU: one per tensor and launch.
+    pub device_gathers: u64,
+    /// Rows that a GPU's cache had.
+    pub device_hits: u64,
+    /// Rows that a GPU fetched from the pool.
+    pub device_misses: u64,
+    /// Of these, rows that went into its cache.
+    pub device_inserts: u64,
+    /// Lines of its cache that changed while they were read, or that another row was being written to.
+    pub device_conflicts: u64,
+    /// Rows from the pool that no line of its cache can hold.
+    pub device_bypasses: u64,
 }
 
 impl Counts {
@@ -112,6 +136,12 @@ impl Counts {
             misses: self.misses.wrapping_add(other.misses),
             device_gets: self.device_gets.wrapping_add(other.device_gets),
             device_bytes: self.device_bytes.wrapping_add(other.device_bytes),
+            device_gathers: self.device_gathers.wrapping_add(other.device_gathers),
+            device_hits: self.device_hits.wrapping_add(other.device_hits),
+            device_misses: self.device_misses.wrapping_add(other.device_misses),
+            device_inserts: self.device_inserts.wrapping_add(other.device_inserts),
+            device_conflicts: self.device_conflicts.wrapping_add(other.device_conflicts),
+            device_bypasses: self.device_bypasses.wrapping_add(other.device_bypasses),
         }
     }
 }
@@ -215,6 +245,12 @@ impl ClientPage {
             misses: sum(Counter::Misses),
             device_gets: sum(Counter::DeviceGets),
             device_bytes: sum(Counter::DeviceBytes),
+            device_gathers: sum(Counter::DeviceGathers),
+            device_hits: sum(Counter::DeviceHits),
+            device_misses: sum(Counter::DeviceMisses),
+            device_inserts: sum(Counter::DeviceInserts),
+            device_conflicts: sum(Counter::DeviceConflicts),
+            device_bypasses: sum(Counter::DeviceBypasses),
         }
     }
 

@@ -146,7 +146,8 @@ impl TierStats {
     /// The pool, by what its clients count.
     pub fn pool(bytes: u64, reads: &Counts) -> Self {
         let gets = reads.gets.wrapping_add(reads.device_gets);
-        let (hits, misses) = (gets.wrapping_add(reads.rows), reads.misses);
+        let rows = reads.rows.wrapping_add(reads.device_misses);
+        let (hits, misses) = (gets.wrapping_add(rows), reads.misses);
         Self { tier: "pool".to_owned(), bytes, hits, misses }
     }
 }

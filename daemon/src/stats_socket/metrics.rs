@@ -5,6 +5,7 @@
 
 use std::fmt::{Display, Write as _};
 
+use tierpack_shm::page::Counts;
 use tierpack_shm::stats::{NamespaceStats, Stats};
 
 /// What an HTTP client is told that [`text`] is.
@@ -68,10 +69,23 @@ fn reads(stats: &Stats, text: &mut Text) {
     text.counter("tierpack_view_total", "views taken", reads.views);
     text.counter("tierpack_device_get_total", "whole tensors that were decoded on a GPU", reads.device_gets);
     text.counter("tierpack_device_bytes_total", "raw bytes that GPUs were given", reads.device_bytes);
+    device_rows(reads, text);
     text.counter("tierpack_rows_total", "rows that gathers gave", reads.rows);
     text.counter("tierpack_read_bytes_total", "raw bytes that gets and gathers gave", reads.bytes);
     text.counter("tierpack_misses_total", "blocks that were looked for in the pool in vain", reads.misses);
     text.counter("tierpack_read_retries_total", "reads that had to begin anew", reads.retries);
+}
+
+fn device_rows(reads: &Counts, text: &mut Text) {
+    text.counter("tierpack_device_gather_total", "gathers on a GPU", reads.device_gathers);
+    let rows = [("result=\"hit\"", reads.device_hits), ("result=\"miss\"", reads.device_misses)];
+    text.family("counter", "tierpack_device_rows_total", "rows that GPUs looked for in their caches", &rows);
+    let outcomes = [
+        ("outcome=\"insert\"", reads.device_inserts),
+        ("outcome=\"conflict\"", reads.device_conflicts),
+        ("outcome=\"bypass\"", reads.device_bypasses),
+    ];
+    text.family("counter", "tierpack_device_cache_total", "what became of rows and lines of caches", &outcomes);
 }
 
 /// How compression follows the data, and who is in the way of it.

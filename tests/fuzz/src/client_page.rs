@@ -99,6 +99,12 @@ fn counts_what_is_there(daemon: &ClientPage, bytes: &[u8]) {
         counts.misses,
         counts.device_gets,
         counts.device_bytes,
+        counts.device_gathers,
+        counts.device_hits,
+        counts.device_misses,
+        counts.device_inserts,
+        counts.device_conflicts,
+        counts.device_bypasses,
     ];
     let counters = [
         Counter::Gets,
@@ -110,6 +116,12 @@ fn counts_what_is_there(daemon: &ClientPage, bytes: &[u8]) {
         Counter::Misses,
         Counter::DeviceGets,
         Counter::DeviceBytes,
+        Counter::DeviceGathers,
+        Counter::DeviceHits,
+        Counter::DeviceMisses,
+        Counter::DeviceInserts,
+        Counter::DeviceConflicts,
+        Counter::DeviceBypasses,
     ];
     assert_eq!(found, counters.map(sum));
     // Sums of sums wrap as well.

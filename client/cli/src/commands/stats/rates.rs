@@ -10,13 +10,17 @@ const GIB: f64 = (1_u64 << 30) as f64;
 /// A row: its name, its counter, and whether that counts bytes.
 type Row = (&'static str, fn(&Counts) -> u64, bool);
 
-const ROWS: [Row; 6] = [
+const ROWS: [Row; 10] = [
     ("gets", |counts| counts.gets, false),
     ("gathers", |counts| counts.gathers, false),
     ("rows gathered", |counts| counts.rows, false),
     ("views", |counts| counts.views, false),
     ("begun anew", |counts| counts.retries, false),
     ("bytes read", |counts| counts.bytes, true),
+    ("bytes to GPUs", |counts| counts.device_bytes, true),
+    ("gathers on GPUs", |counts| counts.device_gathers, false),
+    ("  rows, cached there", |counts| counts.device_hits, false),
+    ("  rows, from the pool", |counts| counts.device_misses, false),
 ];
 
 /// The way from one document to the next; `None` where there is none to compare with.
