@@ -117,7 +117,7 @@ fn parse(number: u32, bytes: &[u8], geometry: &Geometry) -> Option<Coder> {
 
 /// All stored bytes of a block, as many as its own header says; not yet looked at.
 #[inline]
-fn whole<A>(guard: &Guard<A>, word: BlockWord) -> Result<&[u8], NoGuard>
+pub(crate) fn whole<A>(guard: &Guard<A>, word: BlockWord) -> Result<&[u8], NoGuard>
 where
     A: Deref<Target = Attachment>,
 {

@@ -121,6 +121,11 @@ impl Opened {
         Guard::new(Arc::clone(&self.attachment), self.slot)
     }
 
+    /// The tensor's shape, outermost dimension first.
+    pub(crate) fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
     /// The page whose counters count its reads.
     pub(crate) fn page(&self) -> &ClientPage {
         self.attachment.page()

@@ -68,8 +68,9 @@ mod wire;
 pub use builder::{ClientBuilder, DEFAULT_DEADLINE, DEFAULT_NAMESPACE};
 pub use client::Client;
 pub use device::{
-    ACCESS_VARIABLE, AccessChoice, DEFAULT_STAGING_BYTES, DeviceGet, DeviceTensor, Gpu, GpuAccess, GpuConfig,
-    Prefetch,
+    ACCESS_VARIABLE, AccessChoice, CacheConfig, CacheFacts, DEFAULT_STAGING_BYTES, DeviceGather, DeviceGet,
+    DeviceHandle, DeviceIds, DeviceTensor, GatherCounts, Gpu, GpuAccess, GpuConfig, GraphGather, Prefetch,
+    RawGather,
 };
 pub use error::{Error, Result, Tried};
 pub use handle::Handle;
@@ -97,4 +98,7 @@ const _: () = {
     is_send_and_sync::<Gpu>();
     is_send_and_sync::<DeviceTensor>();
     is_send_and_sync::<Prefetch>();
+    is_send_and_sync::<DeviceHandle>();
+    is_send_and_sync::<DeviceIds>();
+    is_send_and_sync::<DeviceGather>();
 };

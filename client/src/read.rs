@@ -77,12 +77,7 @@ impl Handle {
         let bytes = self.check_rows(rows)?;
         let len = u64::try_from(bytes).map_err(|_| Error::Memory { bytes })?;
         let buffer = self.client().shared.buffers.take(len)?;
-        let mut shape = vec![rows.len() as u64];
-        match self.shape_ref() {
-            [_, inner @ ..] if !inner.is_empty() => shape.extend(inner),
-            _ => shape.push(self.geometry().row_elems()),
-        }
-        let mut tensor = Tensor::new(self.dtype(), shape, buffer);
+        let mut tensor = Tensor::new(self.dtype(), self.gathered_shape(rows.len()), buffer);
         self.gather_checked(rows, tensor.as_mut_bytes())?;
         Ok(tensor)
     }
@@ -96,6 +91,16 @@ impl Handle {
         let needed = self.check_rows(rows)?;
         check_len(out, needed)?;
         self.gather_checked(rows, out)
+    }
+
+    /// The shape of so many rows.
+    pub(crate) fn gathered_shape(&self, n_rows: usize) -> Vec<u64> {
+        let mut shape = vec![n_rows as u64];
+        match self.shape_ref() {
+            [_, inner @ ..] if !inner.is_empty() => shape.extend(inner),
+            _ => shape.push(self.geometry().row_elems()),
+        }
+        shape
     }
 
     /// Checks every row number; gives the bytes of all rows.

@@ -95,7 +95,7 @@ impl Inner {
                 Ok(batch) => {
                     let flown = self.fly(batch, load(targets, plans), stream);
                     let flight = flown.map_err(|failed| failed.error)?;
-                    return Ok(DeviceGet { flights: vec![flight] });
+                    return Ok(DeviceGet { flights: vec![flight], repair: None });
                 }
                 Err(error) => self.access.fall_back(error)?,
             }
@@ -170,7 +170,7 @@ impl Inner {
         Ok(base + place.1)
     }
 
-    fn base(
+    pub(super) fn base(
         &self,
         mode: DeviceAccess,
         attachment: &Attachment,
@@ -233,7 +233,7 @@ impl Inner {
     /// Submits a batch, and watches it from then on.
     fn fly(&self, batch: Batch, load: Load, stream: &Stream) -> core::result::Result<Arc<Flight>, Unqueued> {
         let work = batch.into_work(self.device.facts().n_multiprocessors);
-        let mut run = self.run(&work)?;
+        let mut run = self.run(work.bytes())?;
         if let Err(failed) = raw::submit(&mut run, &self.kernels, &work, stream, &load) {
             if !failed.is_quiet {
                 abandon(run, load, &failed.error);
@@ -246,12 +246,12 @@ impl Inner {
     }
 
     /// A run that is free, or a new one.
-    fn run(&self, work: &Work) -> core::result::Result<Run, GpuError> {
-        if let Some(run) = self.runs.take(work) {
+    pub(super) fn run(&self, bytes: u64) -> core::result::Result<Run, GpuError> {
+        if let Some(run) = self.runs.take(bytes) {
             return Ok(run);
         }
         self.reaper.look();
-        self.runs.take(work).map_or_else(|| Run::new(&self.device, work), Ok)
+        self.runs.take(bytes).map_or_else(|| Run::new(&self.device, bytes), Ok)
     }
 }
 

@@ -10,9 +10,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tierpack_kernels::cuda::abi::Status;
-use tierpack_kernels::cuda::driver::{DeviceBuffer, Event, GpuError, Run, Work};
+use tierpack_kernels::cuda::driver::{DeviceBuffer, Event, GpuError, Run};
+use tierpack_kernels::cuda::gather::GatherStatus;
+use tierpack_shm::page::Counter;
 
 use super::plan::OwnedGuard;
+use super::tier::Repair;
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Opened};
 
@@ -29,10 +32,20 @@ pub(super) struct Load {
     // The guards go before what keeps their sessions.
     pub(super) guards: Vec<OwnedGuard>,
     pub(super) opened: Vec<Arc<Opened>>,
-    #[expect(dead_code, reason = "kept, so that the memory is not freed while kernels use it")]
+    /// Kept, so that the memory is not freed while kernels use it.
     pub(super) buffers: Vec<Arc<DeviceBuffer>>,
-    /// The tensors, each with the number of its first block.
+    /// The tensors of a decode, each with the number of its first block.
     pub(super) tensors: Vec<(u32, Handle)>,
+    /// Calls of a gather: `opened` has the tensor of each.
+    pub(super) n_calls: usize,
+}
+
+/// What one call of a gather reported.
+#[derive(Clone, Debug)]
+pub(super) struct Report {
+    pub(super) status: GatherStatus,
+    /// Positions of rows that are not in the pool, as far as the list had room.
+    pub(super) missed: Vec<u32>,
 }
 
 /// A launch, and how it went.
@@ -65,6 +78,7 @@ struct Flown {
 #[derive(Clone, Debug)]
 enum Outcome {
     Done,
+    Gathered(Arc<[Report]>),
     Damaged { namespace: String, name: String, block_idx: u64, fault: &'static str },
     Failed(GpuError),
 }
@@ -124,6 +138,14 @@ impl Flight {
         }
     }
 
+    /// What the calls of a gather reported, once it has landed.
+    pub(super) fn reports(&self) -> Arc<[Report]> {
+        match &*self.state.lock() {
+            State::Landed(Outcome::Gathered(reports)) => Arc::clone(reports),
+            _ => Arc::default(),
+        }
+    }
+
     /// Waits for its end, also where the driver refuses to.
     pub(super) fn wait(&self) -> Result<()> {
         while let Some(event) = self.pending()? {
@@ -173,6 +195,9 @@ fn land(state: &mut State, error: Option<GpuError>) -> Option<Flown> {
     let State::Flying { run, load, .. } = &*state else { return None };
     let outcome = match error {
         Some(error) => Outcome::Failed(error),
+        None if load.n_calls > 0 => Outcome::Gathered(reports(run, load)),
+        // Copies alone report nothing.
+        None if load.tensors.is_empty() => Outcome::Done,
         None => outcome(run.status(), &load.tensors),
     };
     let is_lost = matches!(outcome, Outcome::Failed(_));
@@ -210,7 +235,7 @@ pub(super) fn abandon(run: Run, load: Load, error: &GpuError) {
 impl Outcome {
     fn result(&self) -> Result<()> {
         match self.clone() {
-            Self::Done => Ok(()),
+            Self::Done | Self::Gathered(_) => Ok(()),
             Self::Damaged { namespace, name, block_idx, fault } => {
                 Err(Error::Damaged { namespace, name, block_idx, fault: fault.to_owned() })
             }
@@ -219,13 +244,39 @@ impl Outcome {
     }
 }
 
+/// What a kernel has found, if anything.
+pub(super) const fn fault(status: Status) -> Option<&'static str> {
+    match status.flags {
+        0 => None,
+        flags if flags & Status::OVERFLOW != 0 => Some("a record's rest lies outside the block"),
+        flags if flags & Status::NO_ESCAPE != 0 => Some("an escape code has no entry"),
+        _ => Some("an overlay is not one of the block"),
+    }
+}
+
+/// Reads the reports of a gather, and counts them where the daemon finds them.
+fn reports(run: &Run, load: &Load) -> Arc<[Report]> {
+    let each = load.opened.iter().enumerate().map(|(call_idx, opened)| {
+        let (status, missed) = run.gathered(call_idx, load.n_calls);
+        count(opened, &status);
+        Report { status, missed: missed.to_vec() }
+    });
+    each.collect()
+}
+
+pub(super) fn count(opened: &Opened, status: &GatherStatus) {
+    let counts = [
+        (Counter::DeviceHits, status.hits),
+        (Counter::DeviceMisses, status.misses),
+        (Counter::DeviceInserts, status.inserts),
+        (Counter::DeviceConflicts, status.conflicts),
+        (Counter::DeviceBypasses, status.bypasses),
+    ];
+    counts.into_iter().for_each(|(counter, n)| opened.page().count(0, counter, n));
+}
+
 fn outcome(status: Status, tensors: &[(u32, Handle)]) -> Outcome {
-    let fault = match status.flags {
-        0 => return Outcome::Done,
-        flags if flags & Status::OVERFLOW != 0 => "a record's rest lies outside the block",
-        flags if flags & Status::NO_ESCAPE != 0 => "an escape code has no entry",
-        _ => "an overlay names a row that the block lacks",
-    };
+    let Some(fault) = fault(status) else { return Outcome::Done };
     let found = tensors.iter().rfind(|(first, _)| *first <= status.first);
     let (namespace, name, first) = found.map_or_else(Default::default, |(first, handle)| {
         (handle.client().namespace_name().to_owned(), handle.name().to_owned(), *first)
@@ -238,10 +289,10 @@ fn outcome(status: Status, tensors: &[(u32, Handle)]) -> Outcome {
 pub(super) struct Runs(Mutex<Vec<Run>>);
 
 impl Runs {
-    /// One with room for this work.
-    pub(super) fn take(&self, work: &Work) -> Option<Run> {
+    /// One with room for so many bytes.
+    pub(super) fn take(&self, bytes: u64) -> Option<Run> {
         let mut runs = self.0.lock();
-        let found = runs.iter().position(|run| run.has_room(work))?;
+        let found = runs.iter().position(|run| run.has_room(bytes))?;
         Some(runs.swap_remove(found))
     }
 
@@ -269,6 +320,8 @@ impl Runs {
 #[must_use = "whether the tensor was whole is only known after `wait`"]
 pub struct DeviceGet {
     pub(super) flights: Vec<Arc<Flight>>,
+    /// What is to be done once a gather, which has one flight, is over.
+    pub(super) repair: Option<Arc<Repair>>,
 }
 
 impl DeviceGet {
@@ -280,7 +333,11 @@ impl DeviceGet {
     pub fn wait(&self) -> Result<()> {
         // All of them, so that nothing is read any more afterwards.
         let outcomes = self.flights.iter().map(|flight| flight.wait());
-        outcomes.fold(Ok(()), Result::and)
+        outcomes.fold(Ok(()), Result::and)?;
+        match (&self.repair, self.flights.as_slice()) {
+            (Some(repair), [flight]) => repair.finish(flight),
+            _ => Ok(()),
+        }
     }
 
     /// Whether [`DeviceGet::wait`] would return at once.

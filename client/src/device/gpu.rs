@@ -20,7 +20,7 @@ use super::prefetch::Prefetch;
 use super::reaper::Reaper;
 use super::segments::Segments;
 use super::staging::Staging;
-use super::tensor::DeviceTensor;
+use super::tensor::{DeviceTensor, Form};
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Opened};
 
@@ -44,13 +44,15 @@ pub(super) struct Inner {
     pub(super) device: Arc<Device>,
     pub(super) access: AccessState,
     pub(super) kernels: Kernels,
+    /// Those of module `gather`, once a tensor is to be gathered from.
+    gather_kernels: Mutex<Option<Arc<Kernels>>>,
     /// Reads that somebody will wait for.
     pub(super) stream: Arc<Stream>,
     /// Prefetches, so that they delay nobody.
     pub(super) background: Arc<Stream>,
     pub(super) copies: Stream,
     /// Metadata, which is waited for.
-    uploads: Stream,
+    pub(super) uploads: Stream,
     pub(super) staging: Staging,
     pub(super) runs: Arc<Runs>,
     pub(super) reaper: Reaper,
@@ -74,6 +76,7 @@ impl Gpu {
             id: GpuId(NEXT.fetch_add(1, Ordering::Relaxed)),
             access,
             kernels,
+            gather_kernels: Mutex::default(),
             stream: Arc::new(Stream::new(&device)?),
             background: Arc::new(Stream::new(&device)?),
             copies: Stream::new(&device)?,
@@ -132,7 +135,7 @@ impl Gpu {
     fn get_one(&self, handle: &Handle, stream: &Arc<Stream>) -> Result<DeviceTensor> {
         let buffer = self.allocate(handle)?;
         let get = self.inner.enqueue(&[target(handle, buffer.as_ref())], stream)?;
-        Ok(DeviceTensor::new(self, handle, buffer, get, stream))
+        Ok(DeviceTensor::new(self.ordinal(), Form::of(handle), buffer, get, stream))
     }
 
     fn get_many(&self, handles: &[&Handle], stream: &Arc<Stream>) -> Result<Vec<DeviceTensor>> {
@@ -143,9 +146,9 @@ impl Gpu {
             let targets: Vec<_> = each.map(|(handle, buffer)| target(handle, buffer.as_ref())).collect();
             let get = self.inner.enqueue(&targets, stream)?;
             let each = handles.iter().zip(buffers);
-            tensors.extend(
-                each.map(|(handle, buffer)| DeviceTensor::new(self, handle, buffer, get.clone(), stream)),
-            );
+            tensors.extend(each.map(|(handle, buffer)| {
+                DeviceTensor::new(self.ordinal(), Form::of(handle), buffer, get.clone(), stream)
+            }));
         }
         Ok(tensors)
     }
@@ -191,12 +194,29 @@ impl Handle {
         tensor.settle_before(stream)?;
         tensor.empty();
         let get = gpu.inner.enqueue(&[target(self, tensor.buffer())], stream)?;
-        tensor.refill(self, get, stream);
+        tensor.refill(self.dtype(), self.shape_ref(), get, stream);
         Ok(())
     }
 }
 
 impl Inner {
+    /// The kernels that gather; the first one who asks loads them.
+    pub(super) fn gather_kernels(&self) -> core::result::Result<Arc<Kernels>, GpuError> {
+        let mut kernels = self.gather_kernels.lock();
+        let loaded = match kernels.take() {
+            Some(loaded) => loaded,
+            None => Arc::new(Kernels::load(&self.device, Module::Gather)?),
+        };
+        *kernels = Some(Arc::clone(&loaded));
+        Ok(loaded)
+    }
+
+    /// Whether a handle of the GPU `other` can be used with this one.
+    pub(super) fn check_is(&self, other: &Self) -> core::result::Result<(), GpuError> {
+        let (found, needed) = (other.device.ordinal(), self.device.ordinal());
+        if other.id == self.id { Ok(()) } else { Err(GpuError::OtherDevice { found, needed }) }
+    }
+
     /// The metadata of a coder in device memory.
     pub(super) fn form(
         &self,

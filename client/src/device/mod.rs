@@ -9,6 +9,8 @@
 //! reaper     a thread that looks at events while there are flights                            (reaper.rs)
 //! ```
 //!
+//! Rows are gathered by another kernel, which finds them by itself, and keeps the hot ones in a cache: see `tier.rs`.
+//!
 //! The host reads the words and headers and makes the jobs, because it can check them, and say what is wrong with
 //! which tensor; a kernel never follows an address that it has read.
 //! A lease lasts until the event behind the launches has fired: only then are the bytes no longer read.
@@ -29,6 +31,7 @@ mod reaper;
 mod segments;
 mod staging;
 mod tensor;
+mod tier;
 
 pub use access::GpuAccess;
 pub use config::{ACCESS_VARIABLE, AccessChoice, DEFAULT_STAGING_BYTES, GpuConfig};
@@ -36,5 +39,8 @@ pub use flight::DeviceGet;
 pub use gpu::Gpu;
 pub use prefetch::Prefetch;
 pub use tensor::DeviceTensor;
+pub use tier::{
+    CacheConfig, CacheFacts, DeviceGather, DeviceHandle, DeviceIds, GatherCounts, GraphGather, RawGather,
+};
 
 pub(crate) use forms::DeviceForms;

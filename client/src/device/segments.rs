@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -23,7 +24,11 @@ use super::raw;
 
 /// The registered segments of this process.
 #[derive(Debug, Default)]
-pub(super) struct Segments(Mutex<HashMap<(AttachmentId, usize), Registered>>);
+pub(super) struct Segments {
+    table: Mutex<HashMap<(AttachmentId, usize), Registered>>,
+    /// Data segments that were unmapped, of attachments that this observes.
+    unmapped: AtomicU64,
+}
 
 #[derive(Debug)]
 struct Registered {
@@ -46,9 +51,8 @@ impl Segments {
         segment_idx: usize,
     ) -> Result<u64, GpuError> {
         // Told before it could matter: also of segments that are registered in this moment.
-        let observer: Arc<dyn SegmentObserver> = Arc::clone(self) as _;
-        attachment.observe(&observer);
-        let mut table = self.0.lock();
+        self.watch(attachment);
+        let mut table = self.table.lock();
         let key = (attachment.number(), segment_idx);
         let registered = match table.entry(key) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -69,6 +73,20 @@ impl Segments {
         address
     }
 
+    /// Hears of segments that are unmapped, from now on.
+    pub(super) fn watch(self: &Arc<Self>, attachment: &Attachment) {
+        let observer: Arc<dyn SegmentObserver> = Arc::clone(self) as _;
+        attachment.observe(&observer);
+    }
+
+    /// Counts segments that were unmapped: who reads a block word and then the same count as before knows that the
+    /// segment which the word names is the one that it was.
+    pub(super) fn unmapped(&self) -> u64 {
+        // Acquire: pairs with the Release in `before_unmap`, by way of the daemon, which publishes a word that names
+        // the segment's successor only after the session thread has told it that the segment is unmapped.
+        self.unmapped.load(Ordering::Acquire)
+    }
+
     /// Unregisters what no other GPU uses.
     pub(super) fn forget(&self, gpu: GpuId) {
         if has_abandoned() {
@@ -79,12 +97,12 @@ impl Segments {
             registered.addresses.retain(|(known, _)| *known != gpu);
             registered.addresses.is_empty()
         };
-        self.0.lock().extract_if(unused).for_each(|(_, registered)| end(registered));
+        self.table.lock().extract_if(unused).for_each(|(_, registered)| end(registered));
     }
 
     /// Segments that are registered for a GPU, and their bytes.
     pub(super) fn of(&self, gpu: GpuId) -> (u64, u64) {
-        let table = self.0.lock();
+        let table = self.table.lock();
         let used = table.values().filter(|entry| entry.addresses.iter().any(|(known, _)| *known == gpu));
         used.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.registration.len() as u64))
     }
@@ -109,7 +127,9 @@ fn end(registered: Registered) {
 impl SegmentObserver for Segments {
     fn before_unmap(&self, attachment: AttachmentId, kind: SegmentKind, segment_idx: usize) {
         if kind == SegmentKind::Data {
-            let mut table = self.0.lock();
+            // Release: pairs with the Acquire in `unmapped`.
+            self.unmapped.fetch_add(1, Ordering::Release);
+            let mut table = self.table.lock();
             table.remove(&(attachment, segment_idx)).into_iter().for_each(end);
         }
     }

@@ -28,24 +28,30 @@ pub struct DeviceTensor {
     is_read: bool,
 }
 
+/// Dtype, shape and bytes of a tensor.
+#[derive(Clone, Debug)]
+pub(super) struct Form {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    pub(super) len: u64,
+}
+
+impl Form {
+    pub(super) fn of(handle: &Handle) -> Self {
+        Self { dtype: handle.dtype(), shape: handle.shape(), len: handle.raw_bytes() }
+    }
+}
+
 impl DeviceTensor {
     pub(super) fn new(
-        gpu: &Gpu,
-        handle: &Handle,
+        ordinal: usize,
+        form: Form,
         buffer: Option<Arc<DeviceBuffer>>,
         get: DeviceGet,
         stream: &Arc<Stream>,
     ) -> Self {
-        Self {
-            dtype: handle.dtype(),
-            shape: handle.shape(),
-            ordinal: gpu.ordinal(),
-            len: handle.raw_bytes(),
-            buffer,
-            get,
-            stream: Arc::clone(stream),
-            is_read: true,
-        }
+        let Form { dtype, shape, len } = form;
+        Self { dtype, shape, ordinal, len, buffer, get, stream: Arc::clone(stream), is_read: true }
     }
 
     /// Element type.
@@ -155,11 +161,11 @@ impl DeviceTensor {
     }
 
     /// Is filled by another read from now on.
-    pub(super) fn refill(&mut self, handle: &Handle, get: DeviceGet, stream: &Arc<Stream>) {
-        (self.dtype, self.get, self.stream) = (handle.dtype(), get, Arc::clone(stream));
+    pub(super) fn refill(&mut self, dtype: Dtype, shape: &[u64], get: DeviceGet, stream: &Arc<Stream>) {
+        (self.dtype, self.get, self.stream) = (dtype, get, Arc::clone(stream));
         self.is_read = true;
         self.shape.clear();
-        self.shape.extend(handle.shape_ref());
+        self.shape.extend(shape);
     }
 }
 

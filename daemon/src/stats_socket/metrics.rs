@@ -85,7 +85,12 @@ fn device_rows(reads: &Counts, text: &mut Text) {
         ("outcome=\"conflict\"", reads.device_conflicts),
         ("outcome=\"bypass\"", reads.device_bypasses),
     ];
-    text.family("counter", "tierpack_device_cache_total", "what became of rows and lines of caches", &outcomes);
+    text.family(
+        "counter",
+        "tierpack_device_cache_total",
+        "what became of rows and lines of caches",
+        &outcomes,
+    );
 }
 
 /// How compression follows the data, and who is in the way of it.

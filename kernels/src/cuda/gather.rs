@@ -20,6 +20,7 @@ pub use abi::{Cache, GatherCall, GatherForm, GatherGrid, GatherStatus, GatherTen
 pub use cache::{CacheLayout, MAX_LINE_BYTES, row_sizes};
 pub use tensor::{Addresses, DeviceForm, describe};
 
+use super::launch::Launch;
 use tensor::MAX_WINDOW_BYTES;
 
 /// Thread blocks per multiprocessor that a launch has by default.
@@ -44,6 +45,13 @@ pub struct GatherLaunch {
     pub shared_bytes: u32,
     /// With [`GatherCall::KEEP`]: rows that the output must have room for.
     pub scratch_rows: u32,
+}
+
+impl From<GatherLaunch> for Launch {
+    fn from(launch: GatherLaunch) -> Self {
+        let GatherLaunch { kernel, grid, block, shared_bytes, .. } = launch;
+        Self { kernel, jobs: 0..0, grid, block, shared_bytes, warp_bytes: 0 }
+    }
 }
 
 /// Plans the launch of some calls, each with its tensor, and sets where each starts.

@@ -91,6 +91,7 @@ functions! {
     mem_host_get_device_pointer: "cuMemHostGetDevicePointer_v2"(*mut u64, *mut c_void, c_uint);
     memcpy_htod_async: "cuMemcpyHtoDAsync_v2"(u64, *const c_void, usize, Handle);
     memcpy_dtoh_async: "cuMemcpyDtoHAsync_v2"(*mut c_void, u64, usize, Handle);
+    memset_d8_async: "cuMemsetD8Async"(u64, u8, usize, Handle);
     stream_create: "cuStreamCreateWithPriority"(*mut Handle, c_uint, c_int);
     stream_destroy: "cuStreamDestroy_v2"(Handle);
     stream_synchronize: "cuStreamSynchronize"(Handle);

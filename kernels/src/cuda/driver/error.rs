@@ -175,6 +175,30 @@ pub enum GpuError {
     /// The last read into a tensor could not be queued.
     #[error("the last read into this tensor failed, so that it holds anything: read into it again")]
     NotRead,
+    /// More row numbers than a kernel can count.
+    #[error("{len} row numbers are too many for one gather: it takes at most {most}")]
+    TooManyIds {
+        /// How many there are.
+        len: u64,
+        /// How many there may be.
+        most: u32,
+    },
+    /// Row numbers that no kernel can read.
+    #[error(
+        "row numbers of {bytes} bytes at address {address:#x}: 4 or 8 bytes, and a multiple of that, are needed"
+    )]
+    Ids {
+        /// Their address.
+        address: u64,
+        /// Bytes of each.
+        bytes: u32,
+    },
+    /// What a captured gather was captured for is no more.
+    #[error("the captured gather cannot be renewed: {reason}: capture it again")]
+    StaleGraph {
+        /// Why.
+        reason: &'static str,
+    },
 }
 
 impl GpuError {

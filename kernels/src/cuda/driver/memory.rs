@@ -71,12 +71,8 @@ impl DeviceBuffer {
     /// When it is shorter.
     pub fn write(&mut self, bytes: &[u8], stream: &Stream) -> Result<(), GpuError> {
         assert!(bytes.len() as u64 <= self.len, "{} bytes into a buffer of {}", bytes.len(), self.len);
-        let _entered = self.device.enter()?;
-        let (source, api) = (bytes.as_ptr().cast(), self.device.api);
-        // SAFETY: both ranges are as long, and stay until the copy is done: it is waited for below.
-        let copied = unsafe { (api.memcpy_htod_async)(self.address, source, bytes.len(), stream.handle()) };
-        let copied = api.check("cuMemcpyHtoDAsync_v2", copied);
-        finish(stream, copied)
+        // SAFETY: the buffer is as long, and ours.
+        unsafe { write_memory(&self.device, self.address, bytes, stream) }
     }
 
     /// Copies its start to `bytes`, once everything before on `stream` is done, and waits for that.
@@ -88,13 +84,49 @@ impl DeviceBuffer {
     /// When it is shorter.
     pub fn read(&self, bytes: &mut [u8], stream: &Stream) -> Result<(), GpuError> {
         assert!(bytes.len() as u64 <= self.len, "{} bytes from a buffer of {}", bytes.len(), self.len);
-        let _entered = self.device.enter()?;
-        let (target, api) = (bytes.as_mut_ptr().cast(), self.device.api);
-        // SAFETY: as in `write`; nobody else touches `bytes` meanwhile.
-        let copied = unsafe { (api.memcpy_dtoh_async)(target, self.address, bytes.len(), stream.handle()) };
-        let copied = api.check("cuMemcpyDtoHAsync_v2", copied);
-        finish(stream, copied)
+        // SAFETY: as in `write`.
+        unsafe { read_memory(&self.device, self.address, bytes, stream) }
     }
+}
+
+/// Copies `bytes` to the device, behind everything on `stream`, and waits for that.
+///
+/// # Safety
+/// - `address` is memory of the device of at least as many bytes, which may be written.
+///
+/// # Errors
+/// As [`DeviceBuffer::write`].
+pub unsafe fn write_memory(
+    device: &Device,
+    address: u64,
+    bytes: &[u8],
+    stream: &Stream,
+) -> Result<(), GpuError> {
+    let _entered = device.enter()?;
+    let (source, api) = (bytes.as_ptr().cast(), device.api);
+    // SAFETY: the caller promises the target; both stay until the copy is done: it is waited for below.
+    let copied = unsafe { (api.memcpy_htod_async)(address, source, bytes.len(), stream.handle()) };
+    finish(stream, api.check("cuMemcpyHtoDAsync_v2", copied))
+}
+
+/// Copies memory of the device to `bytes`, once everything before on `stream` is done, and waits for that.
+///
+/// # Safety
+/// - `address` is memory of the device of at least as many bytes.
+///
+/// # Errors
+/// As [`DeviceBuffer::write`].
+pub unsafe fn read_memory(
+    device: &Device,
+    address: u64,
+    bytes: &mut [u8],
+    stream: &Stream,
+) -> Result<(), GpuError> {
+    let _entered = device.enter()?;
+    let (target, api) = (bytes.as_mut_ptr().cast(), device.api);
+    // SAFETY: as in `write_memory`; nobody else touches `bytes` meanwhile.
+    let copied = unsafe { (api.memcpy_dtoh_async)(target, address, bytes.len(), stream.handle()) };
+    finish(stream, api.check("cuMemcpyDtoHAsync_v2", copied))
 }
 
 /// Waits for a copy to or from memory of a caller, who may use or free it after this.

@@ -15,6 +15,7 @@
 mod api;
 mod device;
 mod error;
+mod gather;
 mod memory;
 mod module;
 mod register;
@@ -25,7 +26,8 @@ mod stream;
 pub use api::DRIVER_VARIABLE;
 pub use device::{Device, Entered, Facts};
 pub use error::{GpuError, NEEDED_CAPABILITY, NEEDED_DRIVER};
-pub use memory::{DeviceBuffer, PageLocked};
+pub use gather::{GatherWork, MISSED_ROOM, Step};
+pub use memory::{DeviceBuffer, PageLocked, read_memory, write_memory};
 pub use module::{IMAGE_VARIABLE, Kernels, Parameter};
 pub use register::Registration;
 pub use run::{Run, Work};

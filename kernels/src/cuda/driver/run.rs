@@ -1,4 +1,6 @@
-//! Runs: the jobs of one read on their way to the device, and the status that comes back.
+//! Runs: what one launch needs on its way to the device, and what comes back.
+//!
+//! For the jobs of a decode:
 //!
 //! ```text
 //! host    [status | block jobs | overlay jobs]   page-locked
@@ -30,7 +32,8 @@ use crate::cuda::launch::Launch;
 const STATUS_BYTES: u64 = 64;
 /// The least that a run has room for.
 const MIN_BYTES: u64 = 64 << 10;
-/// What a run does.
+
+/// Blocks and overlays to decode.
 #[derive(Debug, Default)]
 pub struct Work {
     /// Blocks to decode, in the order of their launches.
@@ -43,21 +46,28 @@ pub struct Work {
     pub overlay_launches: Vec<Launch>,
 }
 
-/// Room for the jobs of a read, and the event behind it.
+impl Work {
+    /// Bytes that a run needs for it.
+    pub fn bytes(&self) -> u64 {
+        STATUS_BYTES + size_of_val(&*self.blocks) as u64 + size_of_val(&*self.overlays) as u64
+    }
+}
+
+/// Room for what a launch needs, on both sides, and the event behind it.
 #[derive(Debug)]
 pub struct Run {
-    host: PageLocked,
-    device: DeviceBuffer,
-    event: Arc<Event>,
+    pub(super) host: PageLocked,
+    pub(super) device: DeviceBuffer,
+    pub(super) event: Arc<Event>,
 }
 
 impl Run {
-    /// Room for this work.
+    /// Room for at least so many bytes.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`], [`GpuError::Capturing`].
-    pub fn new(device: &Arc<Device>, work: &Work) -> Result<Self, GpuError> {
-        let bytes = needed(work).next_power_of_two().max(MIN_BYTES);
+    pub fn new(device: &Arc<Device>, bytes: u64) -> Result<Self, GpuError> {
+        let bytes = bytes.next_power_of_two().max(MIN_BYTES);
         Ok(Self {
             host: PageLocked::new(device, index(bytes))?,
             device: DeviceBuffer::new(device, bytes)?,
@@ -65,9 +75,9 @@ impl Run {
         })
     }
 
-    /// Whether there is room for this work.
-    pub fn has_room(&self, work: &Work) -> bool {
-        needed(work) <= self.host.len() as u64
+    /// Whether there is room for so many bytes.
+    pub const fn has_room(&self, bytes: u64) -> bool {
+        bytes <= self.host.len() as u64
     }
 
     /// The event behind everything that was submitted last.
@@ -75,7 +85,7 @@ impl Run {
         &self.event
     }
 
-    /// What the kernels reported; the event has fired.
+    /// What the kernels reported that decode; the event has fired.
     pub fn status(&self) -> Status {
         Status::read_from_prefix(self.host.bytes()).map_or(Status::CLEAR, |(status, _)| status)
     }
@@ -97,7 +107,7 @@ impl Run {
     /// # Panics
     /// When there is no room for the work.
     pub unsafe fn submit(&mut self, kernels: &Kernels, work: &Work, stream: &Stream) -> Result<(), Unqueued> {
-        assert!(self.has_room(work), "the caller has looked for room");
+        assert!(self.has_room(work.bytes()), "the caller has looked for room");
         let _entered = kernels.device().enter()?;
         // SAFETY: the caller promises what this asks for.
         let queued = unsafe { self.queue(kernels, work, stream) };
@@ -114,7 +124,7 @@ impl Run {
         put(bytes, jobs_at, work.blocks.as_bytes());
         put(bytes, overlays_at, work.overlays.as_bytes());
         let (device, host, api) = (self.device.address(), self.host.pointer(), kernels.device().api);
-        let len = index(needed(work));
+        let len = index(work.bytes());
         // SAFETY: both buffers have room, and are kept until the event has fired.
         let copied = unsafe { (api.memcpy_htod_async)(device, host.cast_const(), len, stream.handle()) };
         api.check("cuMemcpyHtoDAsync_v2", copied)?;
@@ -140,11 +150,7 @@ impl Run {
     }
 }
 
-fn needed(work: &Work) -> u64 {
-    STATUS_BYTES + size_of_val(&*work.blocks) as u64 + size_of_val(&*work.overlays) as u64
-}
-
-fn put(target: &mut [u8], at: u64, bytes: &[u8]) {
+pub(super) fn put(target: &mut [u8], at: u64, bytes: &[u8]) {
     target[index(at)..][..bytes.len()].copy_from_slice(bytes);
 }
 

@@ -178,6 +178,17 @@ fn plan_window(tensor: &mut GatherTensor) {
 }
 
 impl GatherTensor {
+    /// Adds a generation of metadata, or puts it in the place of the one that has had its index.
+    ///
+    /// # Errors
+    /// As [`describe`].
+    pub fn set_form(&mut self, geometry: &Geometry, form: &DeviceForm<'_>) -> Result<()> {
+        let shapes = [0, geometry.n_blocks().saturating_sub(1)].map(|block_idx| geometry.block(block_idx));
+        add_form(self, geometry, &shapes, form)?;
+        plan_window(self);
+        Ok(())
+    }
+
     /// The block of row `row`, or its first one; for a host that reads the miss list.
     #[must_use]
     pub fn blocks_of(&self, row: u64) -> core::ops::Range<u64> {
