@@ -22,8 +22,8 @@ found() {
 # mutant NAME FILE SED PLAIN|THREAD|ADDRESS TEST [MODULE]: the expression changes FILE, and TEST of the suite finds it.
 mutant() {
     local name=$1 file=$2 change=$3 how=$4 test=$5 module=${6:-decode}
-    local suite=conformance
-    [ "$module" = decode ] || suite=conformance_$module
+    local suite
+    case $module in decode) suite=conformance ;; gather) suite=gather ;; *) suite=conformance_$module ;; esac
     local report
     case $name in *"$only"*) ;; *) return ;; esac
     # Only what the kernels of one module are made of: modules that no mutant is in need no build.
@@ -70,5 +70,10 @@ mutant syncthreads_of_place_records encode.cu \
     's/(if \(lane == 31\) sums\[warp\] = end;\n) +__syncthreads\(\);\n/\1/' plain blocks_of_several_shapes encode
 mutant syncthreads_of_count_exponents fit.cu \
     's/(atomicAnd\(always \+ 1, zeros\);\n    \}\n) +__syncthreads\(\);\n/\1/' plain every_dtype_is_counted fit
+mutant tag_after_the_copy cache.cuh 's/const bool same = __all_sync[^;]*;/const bool same = true;/' \
+    plain no_row_is_mixed_on_many_threads gather
+mutant word_of_a_line cache.cuh 's/ld_relaxed_gpu\(&set->words\[i\]\) == word && //' plain every_store_is_a_miss gather
+mutant syncwarp_after_fetch gather.cuh 's/(cp_async_wait<0>\(\);\n) +__syncwarp\(team.mask\);\n/\1/' \
+    thread every_codec_and_dtype gather
 
 exit $missed

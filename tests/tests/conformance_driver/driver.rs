@@ -73,7 +73,7 @@ impl Driver {
     }
 
     fn run(&self, work: &Work) -> Status {
-        let mut run = Run::new(&self.device, work).expect("a run");
+        let mut run = Run::new(&self.device, work.bytes()).expect("a run");
         // SAFETY: the run is new; what the jobs lead to is kept by the caller until the event has fired.
         unsafe { run.submit(&self.kernels, work, &self.stream) }.expect("launches");
         run.event().synchronize().expect("kernels that follow the rules");
