@@ -25,7 +25,7 @@ use super::{State, Tier};
 use crate::device::flight::{Flight, Load, abandon};
 use crate::device::gpu;
 use crate::device::plan::OwnedGuard;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::handle::Fault;
 
 /// Rows to gather.
@@ -78,12 +78,24 @@ pub(super) fn launch(gpu: &gpu::Inner, requests: &[Request], stream: &Stream) ->
     let mode = gpu.access.mode();
     let (mut work, guards) = prepare(gpu, &mut locked, mode)?;
     let mut load = load(&locked, guards, requests);
-    calls(gpu, &locked, requests, &mut work, &mut load)?;
-    if work.launch.is_none() && work.steps.is_empty() {
+    let launched = calls(gpu, &locked, requests, &mut work, &mut load).and_then(|()| {
+        if work.launch.is_none() && work.steps.is_empty() {
+            return Ok(None);
+        }
+        order(&locked, stream)?;
+        fly(gpu, &work, load, stream).map(Some)
+    });
+    let flight = match launched {
+        Ok(flight) => flight,
+        Err(error) => {
+            locked.states.iter_mut().for_each(|state| state.fail());
+            return Err(error);
+        }
+    };
+    let Some(flight) = flight else {
+        locked.states.iter_mut().for_each(|state| state.table.settle());
         return Ok(None);
-    }
-    let launched = order(&locked, stream).map_err(Error::from).and_then(|()| fly(gpu, &work, load, stream));
-    let flight = launched.inspect_err(|_| locked.states.iter_mut().for_each(|state| state.fail()))?;
+    };
     for state in &mut locked.states {
         state.launched(&flight);
     }
