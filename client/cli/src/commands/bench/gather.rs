@@ -3,6 +3,9 @@
 //! Beside each codec stands the same gather of the same rows from a plain array in this process, by memcpy, with the
 //! rows to come prefetched: what the best program without a pool could do.
 //! Both take turns in slices of time, and of each the best slice counts, so that what else the machine does hits both.
+//! With `--device cuda` rows are gathered on a GPU: see `on_gpu.rs`.
+
+mod on_gpu;
 
 use std::io::Write as _;
 use std::sync::Barrier;
@@ -17,6 +20,7 @@ use tierpack_kernels::prefetch;
 use super::Codecs;
 use super::weights::{FloatArg, Random, weights};
 use crate::commands::demo;
+use crate::device::{self, DeviceArg};
 use crate::output::Output;
 use crate::table;
 use crate::table::{Align, Table};
@@ -42,20 +46,39 @@ pub(crate) struct Args {
     /// Elements of a row
     #[arg(long, value_name = "C", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     width: u32,
-    /// Rows of one gather
-    #[arg(long, value_name = "B", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    batch: u32,
+    /// Rows of one gather [default: 1024, on a GPU 65536]
+    #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    batch: Option<u32>,
     /// Element type of the generated weights
     #[arg(long, value_enum, default_value = "bf16")]
     dtype: FloatArg,
     #[command(flatten)]
     codecs: Codecs,
-    /// Seconds per codec and number of threads, half of them for memcpy
+    /// Where rows are gathered: on a GPU by the Device tier, at several rates of hits in its cache
+    #[arg(long, value_name = "cpu|cuda[:N]", default_value = "cpu", value_parser = device::parse)]
+    device: DeviceArg,
+    /// Seconds per codec and number of threads, half of them for memcpy; on a GPU per codec and cache, half of them
+    /// for the raw gather
     #[arg(long, value_name = "S", default_value = "2", value_parser = demo::parse_seconds)]
     seconds: f64,
     /// Print {"results": [...]}
     #[arg(long)]
     json: bool,
+}
+
+impl Args {
+    fn batch(&self) -> u32 {
+        self.batch.unwrap_or(match self.device {
+            DeviceArg::Cpu => 1024,
+            DeviceArg::Cuda(_) => 1 << 16,
+        })
+    }
+
+    /// The codecs that are measured; `raw` is always among them.
+    fn codecs(&self) -> impl Iterator<Item = CodecId> {
+        let is_wanted = |codec: &CodecId| *codec == CodecId::Raw || self.codecs.contains(*codec);
+        CodecId::ALL.iter().copied().filter(is_wanted)
+    }
 }
 
 /// One figure set.
@@ -86,37 +109,51 @@ struct Source {
     row_bytes: usize,
 }
 
-/// Stores one tensor by each codec in turn and gathers from it; `raw` is always among them.
+/// Stores one tensor by each codec in turn and gathers from it.
 ///
 /// # Errors
-/// No daemon can be started, the tensor does not fit, or it comes back other than it was.
+/// There is no GPU where one is asked for, no daemon can be started, the tensor does not fit, or it comes back other
+/// than it was.
 pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
     let (n_rows, row_bytes, len) = sizes(args)?;
+    let gpu = args.device.open()?;
     let folder = demo::folder()?;
+    // Beside a codec stands the raw tensor, which a GPU gathers from as well.
+    let n_tensors = if gpu.is_some() { 2 } else { 1 };
     // An eighth for headers, metadata and what the pool rounds up.
-    let pool_bytes = (len + len / 8 + (64 << 20)) as u64;
+    let pool_bytes = (n_tensors * (len + len / 8) + (64 << 20)) as u64;
     let config = Config::embedded(folder.path().join("control.sock"), pool_bytes)?;
     // First of all, since it refuses a pool that memory has no room for.
     let daemon = Embedded::start(&config)?;
     let source = Source { raw: weights(args.dtype, len), n_rows, row_bytes };
     let client = Client::builder().socket(daemon.socket()).connect()?;
-    let mut results = Vec::new();
-    let is_wanted = |codec: CodecId| codec == CodecId::Raw || args.codecs.contains(codec);
-    for codec in CodecId::ALL.iter().copied().filter(|codec| is_wanted(*codec)) {
-        let entry = source.put(args, &client, codec).with_context(|| format!("put by codec {codec}"))?;
-        let handle = client.open(NAME)?;
-        for threads in [1, 2] {
-            results.push(measure(args, &source, &handle, &entry, codec, threads)?);
-        }
-        drop(handle);
-        client.remove(NAME)?;
+    if let Some(gpu) = gpu {
+        let document = on_gpu::measure(args, &source, &client, &gpu)?;
+        drop((gpu, client));
+        daemon.stop()?;
+        return if args.json { out.json(&document) } else { document.write_table(out) };
     }
+    let results = measure_all(args, &source, &client)?;
     drop(client);
     daemon.stop()?;
     if args.json {
         return out.json(&Document { results });
     }
     write_table(&results, out)
+}
+
+fn measure_all(args: &Args, source: &Source, client: &Client) -> Result<Vec<Row>> {
+    let mut results = Vec::new();
+    for codec in args.codecs() {
+        let entry = source.put(args, client, NAME, codec)?;
+        let handle = client.open(NAME)?;
+        for threads in [1, 2] {
+            results.push(measure(args, source, &handle, &entry, codec, threads)?);
+        }
+        drop(handle);
+        client.remove(NAME)?;
+    }
+    Ok(results)
 }
 
 /// Rows, bytes of a row, bytes of all rows.
@@ -126,7 +163,7 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
 fn sizes(args: &Args) -> Result<(usize, usize, usize)> {
     let row_bytes = args.width as usize * args.dtype.bytes();
     let n_rows = args.rows.map_or((DEFAULT_BYTES / row_bytes).max(1), |rows| rows as usize);
-    let gathered = args.batch as usize * row_bytes;
+    let gathered = args.batch() as usize * row_bytes;
     ensure!(
         gathered <= MAX_GATHER_BYTES,
         "a gather of {gathered} bytes is above the limit of {MAX_GATHER_BYTES}: choose a smaller --batch or --width"
@@ -137,10 +174,11 @@ fn sizes(args: &Args) -> Result<(usize, usize, usize)> {
 }
 
 impl Source {
-    fn put(&self, args: &Args, client: &Client, codec: CodecId) -> Result<Entry> {
+    fn put(&self, args: &Args, client: &Client, name: &str, codec: CodecId) -> Result<Entry> {
         let shape = [self.n_rows as u64, args.width.into()];
         let options = PutOptions::new().codec(CodecChoice::Only(codec));
-        Ok(client.put_with(NAME, args.dtype.dtype(), &shape, &mut &self.raw[..], &options)?)
+        let put = client.put_with(name, args.dtype.dtype(), &shape, &mut &self.raw[..], &options);
+        put.with_context(|| format!("put by codec {codec}"))
     }
 
     #[inline]
@@ -171,7 +209,7 @@ struct Work {
 
 impl Work {
     fn new(args: &Args, source: &Source, seed: u64) -> Self {
-        let batch = args.batch as usize;
+        let batch = args.batch() as usize;
         Self {
             random: Random::new(seed),
             n_rows: source.n_rows as u64,
@@ -245,7 +283,7 @@ fn measure(
         rows: source.n_rows,
         width: args.width,
         dtype: args.dtype.dtype().name(),
-        batch: args.batch,
+        batch: args.batch(),
         threads,
         saved_percent: table::saved_percent(entry.raw_bytes, entry.stored_bytes),
         rows_per_s: pooled,
