@@ -1,35 +1,25 @@
 //! `tierpack bench gather`: random rows of one tensor, read by a real client from a real daemon, per codec.
 //!
-//! Beside each codec stands the same gather of the same rows from a plain array in this process, by memcpy, with the
-//! rows to come prefetched: what the best program without a pool could do.
+//! Beside each codec stands what could be done without it: on the CPU the same gather from a plain array by memcpy
+//! (`on_cpu.rs`), on a GPU the same gather of the raw tensor (`on_gpu.rs`).
 //! Both take turns in slices of time, and of each the best slice counts, so that what else the machine does hits both.
-//! With `--device cuda` rows are gathered on a GPU: see `on_gpu.rs`.
 
+mod on_cpu;
 mod on_gpu;
 
-use std::io::Write as _;
-use std::sync::Barrier;
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, Result, ensure};
-use serde::Serialize;
-use tierpack_client::{Client, CodecChoice, CodecId, Entry, Handle, PutOptions};
+use tierpack_client::{Client, CodecChoice, CodecId, Entry, PutOptions};
 use tierpack_daemon::{Config, Embedded};
-use tierpack_kernels::prefetch;
 
 use super::Codecs;
-use super::weights::{FloatArg, Random, weights};
+use super::weights::{FloatArg, weights};
 use crate::commands::demo;
 use crate::device::{self, DeviceArg};
 use crate::output::Output;
-use crate::table;
-use crate::table::{Align, Table};
 
 /// Bytes of the tensor when nobody says how many rows.
 const DEFAULT_BYTES: usize = 256 << 20;
-/// Rows between the one that is copied and the one that is prefetched.
-const AHEAD: usize = 8;
-/// Turns of a codec and of memcpy.
+/// Turns of a codec and of what stands beside it.
 const SLICES: u32 = 4;
 /// Batches that a slice times, at least.
 const LEAST_BATCHES: usize = 8;
@@ -81,26 +71,6 @@ impl Args {
     }
 }
 
-/// One figure set.
-#[derive(Debug, Serialize)]
-struct Row {
-    codec: &'static str,
-    rows: usize,
-    width: u32,
-    dtype: &'static str,
-    batch: u32,
-    threads: usize,
-    saved_percent: f64,
-    rows_per_s: f64,
-    gib_per_s: f64,
-    memcpy_gather_gib_per_s: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct Document {
-    results: Vec<Row>,
-}
-
 /// The tensor in this process.
 #[derive(Debug)]
 struct Source {
@@ -133,27 +103,10 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
         daemon.stop()?;
         return if args.json { out.json(&document) } else { document.write_table(out) };
     }
-    let results = measure_all(args, &source, &client)?;
+    let document = on_cpu::measure(args, &source, &client)?;
     drop(client);
     daemon.stop()?;
-    if args.json {
-        return out.json(&Document { results });
-    }
-    write_table(&results, out)
-}
-
-fn measure_all(args: &Args, source: &Source, client: &Client) -> Result<Vec<Row>> {
-    let mut results = Vec::new();
-    for codec in args.codecs() {
-        let entry = source.put(args, client, NAME, codec)?;
-        let handle = client.open(NAME)?;
-        for threads in [1, 2] {
-            results.push(measure(args, source, &handle, &entry, codec, threads)?);
-        }
-        drop(handle);
-        client.remove(NAME)?;
-    }
-    Ok(results)
+    if args.json { out.json(&document) } else { document.write_table(out) }
 }
 
 /// Rows, bytes of a row, bytes of all rows.
@@ -185,155 +138,10 @@ impl Source {
     fn row(&self, id: u32) -> &[u8] {
         &self.raw[id as usize * self.row_bytes..][..self.row_bytes]
     }
-
-    /// Copies rows, as a program would that has the array to itself.
-    fn gather_into(&self, ids: &[u32], out: &mut [u8]) {
-        for (n, (id, target)) in ids.iter().zip(out.chunks_exact_mut(self.row_bytes)).enumerate() {
-            if let Some(ahead) = ids.get(n + AHEAD) {
-                prefetch(self.row(*ahead));
-            }
-            target.copy_from_slice(self.row(*id));
-        }
-    }
-}
-
-/// The gathers of one thread: its rows, its buffer, its times.
-#[derive(Debug)]
-struct Work {
-    random: Random,
-    n_rows: u64,
-    ids: Vec<u32>,
-    out: Vec<u8>,
-    times: Vec<Duration>,
-}
-
-impl Work {
-    fn new(args: &Args, source: &Source, seed: u64) -> Self {
-        let batch = args.batch() as usize;
-        Self {
-            random: Random::new(seed),
-            n_rows: source.n_rows as u64,
-            ids: vec![0; batch],
-            out: vec![0; batch * source.row_bytes],
-            times: Vec::new(),
-        }
-    }
-
-    fn choose_rows(&mut self) {
-        let Self { random, n_rows, ids, .. } = self;
-        ids.fill_with(|| u32::try_from(random.below(*n_rows)).expect("rows are counted in 32 bits"));
-    }
-
-    /// Gathers other rows again and again, and gives the median batch; choosing rows does not count.
-    fn run(&mut self, time: Duration, gather: impl Fn(&[u32], &mut [u8]) -> Result<()>) -> Result<Duration> {
-        self.times.clear();
-        let start = Instant::now();
-        while self.times.len() < LEAST_BATCHES || start.elapsed() < time {
-            self.choose_rows();
-            let one = Instant::now();
-            gather(&self.ids, &mut self.out)?;
-            self.times.push(one.elapsed());
-        }
-        let middle = self.times.len() / 2;
-        Ok(*self.times.select_nth_unstable(middle).1)
-    }
-}
-
-/// Rows per second of all threads together, during one slice.
-fn rows_per_s(
-    works: &mut [Work],
-    time: Duration,
-    gather: impl Fn(&[u32], &mut [u8]) -> Result<()> + Sync,
-) -> Result<f64> {
-    let (gather, barrier) = (&gather, &Barrier::new(works.len()));
-    std::thread::scope(|scope| {
-        let one = |work: &mut Work| {
-            barrier.wait();
-            let batch = f64::from(u32::try_from(work.ids.len())?);
-            Ok(batch / work.run(time, gather)?.as_secs_f64().max(1e-9))
-        };
-        let threads: Vec<_> = works.iter_mut().map(|work| scope.spawn(move || one(work))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("a gather does not panic")).sum()
-    })
-}
-
-fn measure(
-    args: &Args,
-    source: &Source,
-    handle: &Handle,
-    entry: &Entry,
-    codec: CodecId,
-    threads: usize,
-) -> Result<Row> {
-    let mut works: Vec<_> = (1..).map(|seed| Work::new(args, source, seed)).take(threads).collect();
-    check(&mut works[0], source, handle)?;
-    let slice = Duration::from_secs_f64(args.seconds) / (2 * SLICES);
-    let (mut plain, mut pooled) = (0.0_f64, 0.0_f64);
-    for _ in 0..SLICES {
-        let memcpy = |ids: &[u32], out: &mut [u8]| {
-            source.gather_into(ids, out);
-            Ok(())
-        };
-        plain = plain.max(rows_per_s(&mut works, slice, memcpy)?);
-        let client = |ids: &[u32], out: &mut [u8]| Ok(handle.gather_into(ids, out)?);
-        pooled = pooled.max(rows_per_s(&mut works, slice, client)?);
-    }
-    Ok(Row {
-        codec: codec.name(),
-        rows: source.n_rows,
-        width: args.width,
-        dtype: args.dtype.dtype().name(),
-        batch: args.batch(),
-        threads,
-        saved_percent: table::saved_percent(entry.raw_bytes, entry.stored_bytes),
-        rows_per_s: pooled,
-        gib_per_s: gib(source, pooled),
-        memcpy_gather_gib_per_s: gib(source, plain),
-    })
-}
-
-/// Compares one batch before anything is timed.
-fn check(work: &mut Work, source: &Source, handle: &Handle) -> Result<()> {
-    work.choose_rows();
-    handle.gather_into(&work.ids, &mut work.out)?;
-    let is_same = |(id, row): (&u32, &[u8])| source.row(*id) == row;
-    let rows = work.ids.iter().zip(work.out.chunks_exact(source.row_bytes));
-    let wrong = rows.filter(|row| !is_same(*row)).count();
-    ensure!(wrong == 0, "{wrong} of {} rows are not what was put", work.ids.len());
-    Ok(())
 }
 
 /// GiB of that many rows.
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn gib(source: &Source, rows: f64) -> f64 {
     rows * source.row_bytes as f64 / f64::from(1 << 30)
-}
-
-fn write_table(results: &[Row], out: &mut Output) -> Result<()> {
-    let right = Align::Right;
-    let mut table = Table::new(&[
-        ("codec", Align::Left),
-        ("threads", right),
-        ("saved %", right),
-        ("rows/s", right),
-        ("GiB/s", right),
-        ("memcpy gather GiB/s", right),
-        ("of memcpy", right),
-    ]);
-    for row in results {
-        table.row(vec![
-            row.codec.to_owned(),
-            row.threads.to_string(),
-            format!("{:.2}", row.saved_percent),
-            format!("{:.0}", row.rows_per_s),
-            format!("{:.2}", row.gib_per_s),
-            format!("{:.2}", row.memcpy_gather_gib_per_s),
-            format!("{:.2}", row.gib_per_s / row.memcpy_gather_gib_per_s),
-        ]);
-    }
-    table.write(out)?;
-    if let Some(row) = results.first() {
-        writeln!(out, "\n{} rows of {} {}, {} a gather.", row.rows, row.width, row.dtype, row.batch)?;
-    }
-    Ok(())
 }
