@@ -38,7 +38,7 @@ const LINES_PER_ROW: u64 = 2;
 /// Lines of a cache, at least: some sets.
 const LEAST_LINES: u64 = 64;
 /// Cold rows for each line: then hardly a set has a line left.
-const COLD_PER_LINE: u64 = 8;
+const COLD_PER_LINE: u64 = 4;
 /// Bytes of the cache that tells how long a line is.
 const PROBE_BYTES: u64 = 1 << 20;
 
