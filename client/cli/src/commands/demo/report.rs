@@ -106,11 +106,11 @@ impl Report<'_> {
             ]);
         }
         processes.write(out)?;
-        self.write_gpus(out)?;
         let (n, memory) = (self.tallies.len(), table::size(self.host_bytes));
         writeln!(out)?;
         writeln!(out, "Rates count the time in get and gather; every word was compared apart from that.")?;
         writeln!(out, "Host memory of the daemon and {n} readers together (PSS): {memory}.")?;
+        self.write_gpus(out)?;
         if !self.all_matched() {
             writeln!(out, "DAMAGED: words differ from what was stored.")?;
         }
