@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut ids = gpu.ids(&[0_u32; 256])?;
     let mut out = features.output(256)?;
     for step in 0..4 {
-        let batch: Vec<u32> = (0..256).map(|n| n * n % 1000 + step).collect();
+        let batch: Vec<u32> = (0..256).map(|n| n * n % 1000 + step % 2).collect();
         ids.set(&batch)?;
         let counts = features.gather_into(&ids, &mut out)?.wait()?;
         println!("step {step}: {} rows from the cache, {} from the pool", counts.hits, counts.misses);
