@@ -9,6 +9,7 @@
 
 mod agreement;
 mod commands;
+mod device;
 mod escape;
 mod files;
 pub mod measure;

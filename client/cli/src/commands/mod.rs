@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod get;
+mod hot_rows;
 pub(crate) mod ls;
 pub(crate) mod ns;
 pub(crate) mod put;

@@ -16,6 +16,8 @@ mod tensor;
 mod weights;
 
 pub(crate) use soak::worker::{Args as SoakWorkerArgs, run as run_soak_worker};
+#[cfg(test)]
+pub(super) use weights::Random;
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]

@@ -40,15 +40,16 @@ impl FloatArg {
 
 /// A small generator of numbers with a fixed seed (xorshift64*, Vigna 2016).
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(in crate::commands) struct Random(u64);
 
 impl Random {
     /// A generator; the same seed gives the same numbers.
-    pub(super) fn new(seed: u64) -> Self {
+    pub(in crate::commands) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    fn next_u64(&mut self) -> u64 {
+    /// 64 random bits.
+    pub(in crate::commands) fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;

@@ -17,12 +17,16 @@ use anyhow::{Context as _, Error, Result, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
 use tierpack_client::Client;
 
+use super::Args;
 use crate::escape;
 
 /// How often a wait looks after the children.
 const TICK: Duration = Duration::from_millis(20);
 /// How much of a dead child's last words is shown.
 const LAST_WORDS_BYTES: usize = 2000;
+/// Settings of the user's that are for our processes as well: what this machine can do, and where its driver is.
+const PASSED_ON: [&str; 4] =
+    ["TIERPACK_CPU", "TIERPACK_CUDA_DRIVER", "TIERPACK_CUDA_IMAGE", "TIERPACK_DEVICE_ACCESS"];
 
 /// What the demo waits for.
 #[derive(Debug)]
@@ -142,7 +146,7 @@ impl Guard {
         // Settings of the user's own daemon are not for this one.
         for (name, _) in std::env::vars_os() {
             let name_text = name.to_string_lossy();
-            if name_text.starts_with("TIERPACK_") && name_text != "TIERPACK_CPU" {
+            if name_text.starts_with("TIERPACK_") && !PASSED_ON.contains(&&*name_text) {
                 command.env_remove(name);
             }
         }
@@ -287,10 +291,10 @@ impl Reader {
     ///
     /// # Errors
     /// The process cannot be started.
-    pub(super) fn start(idx: usize, folder: &Path, seconds: f64, events: &Events) -> Result<Self> {
+    pub(super) fn start(idx: usize, folder: &Path, args: &Args, events: &Events) -> Result<Self> {
         let what = format!("reader {idx}");
-        let (seed, seconds) = (idx.to_string(), seconds.to_string());
-        let arguments = ["demo-reader", "--seed", &seed, "--seconds", &seconds];
+        let (seed, seconds, device) = (idx.to_string(), args.seconds.to_string(), args.device.to_string());
+        let arguments = ["demo-reader", "--seed", &seed, "--seconds", &seconds, "--device", &device];
         let mut guard = Guard::start(what, folder, &arguments, Stdio::piped(), Stdio::piped())?;
         let (stdin, stdout) = guard.pipes()?;
         let queue = events.sender.clone();

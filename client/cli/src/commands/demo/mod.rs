@@ -7,9 +7,12 @@
 //! 4. While all are attached, add up the host memory (PSS) of daemon and readers.
 //! 5. Print what was stored, how fast each process read, and whether anything differed.
 //!
+//! With `--device cuda` each process then gathers hot rows on the GPU, and compares these as well.
+//!
 //! Every child process is ended and every file removed on every way out; only SIGKILL of the demo leaves a folder.
 
 pub(super) mod children;
+mod on_gpu;
 pub(crate) mod reader;
 mod report;
 mod source;
@@ -23,6 +26,7 @@ use indicatif::ProgressBar;
 use tempfile::TempDir;
 use tierpack_client::{Client, Entry, PutOptions};
 
+use crate::device::{self, DeviceArg};
 use crate::escape;
 use crate::output::Output;
 use children::{Daemon, Events, Reader};
@@ -49,6 +53,9 @@ pub(crate) struct Args {
     /// Seconds to read for
     #[arg(long, value_name = "S", default_value = "3", value_parser = parse_seconds)]
     seconds: f64,
+    /// Gather hot rows on a GPU as well, for as long again
+    #[arg(long, value_name = "cpu|cuda[:N]", default_value = "cpu", value_parser = device::parse)]
+    device: DeviceArg,
 }
 
 pub(super) fn parse_seconds(text: &str) -> Result<f64, String> {
@@ -59,9 +66,11 @@ pub(super) fn parse_seconds(text: &str) -> Result<f64, String> {
 /// Runs the demo; the exit code is 0 only if every word matched.
 ///
 /// # Errors
-/// The daemon or a reader cannot be started, ends early, or reads nothing.
+/// There is no GPU where one is asked for, the daemon or a reader cannot be started, ends early, or reads nothing.
 pub(crate) fn run(args: &Args, out: &mut Output) -> Result<ExitCode> {
     let mut events = Events::start()?;
+    // Closed at once: the readers open it themselves.
+    drop(args.device.open()?);
     let spinner = ProgressBar::new_spinner();
     spinner.enable_steady_tick(Duration::from_millis(100));
     let folder = folder()?;
@@ -121,14 +130,15 @@ fn store(client: &Client) -> Result<Vec<Entry>> {
 fn read(args: &Args, folder: &Path, daemon: &mut Daemon, events: &mut Events) -> Result<(Vec<Tally>, u64)> {
     let mut readers = Vec::with_capacity(args.processes.into());
     for idx in 0..usize::from(args.processes) {
-        readers.push(Reader::start(idx, folder, args.seconds, events)?);
+        readers.push(Reader::start(idx, folder, args, events)?);
     }
     let ready = events.line_of_each(&mut readers, daemon, PATIENCE)?;
     for (reader, line) in readers.iter_mut().zip(ready) {
         ensure!(line == reader::READY, "reader {} says {}", reader.idx(), escape::quoted(&line));
     }
     readers.iter_mut().try_for_each(Reader::go)?;
-    let time = Duration::from_secs_f64(args.seconds) + PATIENCE;
+    let on_gpu = if args.device == DeviceArg::Cpu { 0.0 } else { args.seconds };
+    let time = Duration::from_secs_f64(args.seconds + on_gpu) + PATIENCE;
     let lines = events.line_of_each(&mut readers, daemon, time)?;
     let mut tallies: Vec<Tally> = Vec::with_capacity(lines.len());
     for line in &lines {

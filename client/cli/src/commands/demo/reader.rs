@@ -14,14 +14,16 @@ use tierpack_client::Handle;
 
 use super::super::{DEFAULT_NAMESPACE, connect};
 use super::children::pss_bytes;
+use super::on_gpu::{self, DeviceTally};
 use super::source::{Source, SourceTensor};
+use crate::device::{self, DeviceArg};
 use crate::escape;
 use crate::output::Output;
 
 /// The line that says: attached, waiting.
 pub(super) const READY: &str = "ready";
 /// Rows of one gather, at most.
-const GATHER_ROWS: u64 = 256;
+pub(super) const GATHER_ROWS: u64 = 256;
 /// What is compared and counted at a time.
 const WORD_BYTES: usize = 8;
 
@@ -34,6 +36,9 @@ pub(crate) struct Args {
     /// Seconds to read for
     #[arg(long, value_parser = super::parse_seconds)]
     seconds: f64,
+    /// Where rows are gathered as well, afterwards
+    #[arg(long, default_value = "cpu", value_parser = device::parse)]
+    device: DeviceArg,
 }
 
 /// What one process read.
@@ -51,6 +56,8 @@ pub(super) struct Tally {
     pub(super) mismatches: u64,
     /// This process's share of host memory while all were attached.
     pub(super) pss_bytes: u64,
+    /// What it gathered on a GPU.
+    pub(super) gpu: Option<DeviceTally>,
 }
 
 /// Reads for some seconds and reports.
@@ -78,9 +85,14 @@ pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Resul
     if lines.next().transpose().context("wait for the start")?.is_none() {
         return Ok(());
     }
-    let mut tally = read_all(&pairs, Duration::from_secs_f64(args.seconds), args.seed)?;
+    let time = Duration::from_secs_f64(args.seconds);
+    let mut tally = read_all(&pairs, time, args.seed)?;
     tally.pid = std::process::id();
+    // Before a GPU's driver takes memory of its own.
     tally.pss_bytes = pss_bytes(tally.pid)?;
+    if let Some(gpu) = args.device.open()? {
+        tally.gpu = Some(on_gpu::gather_all(&gpu, &pairs, &client.list()?, (time, args.seed))?);
+    }
     writeln!(out, "{}", serde_json::to_string(&tally)?)?;
     out.flush()?;
     while lines.next().transpose().context("wait for the end")?.is_some() {}
@@ -120,20 +132,26 @@ impl Tally {
 
     /// Counts one gather of `rows` of `source`.
     fn count_rows(&mut self, got: &[u8], source: &[u8], rows: &[u64], row_bytes: u64) -> Result<()> {
-        let row_bytes = usize::try_from(row_bytes)?;
         self.reads += 1;
         self.bytes += got.len() as u64;
-        if got.len() != rows.len() * row_bytes {
-            self.mismatches += 1;
-            return Ok(());
-        }
-        for (idx, &row) in rows.iter().enumerate() {
-            let start = usize::try_from(row)? * row_bytes;
-            let expected = &source[start..start + row_bytes];
-            self.mismatches += differing_words(&got[idx * row_bytes..][..row_bytes], expected);
-        }
+        self.mismatches += differing_rows(got, source, rows, row_bytes)?;
         Ok(())
     }
+}
+
+/// Words of a gather that differ from `rows` of `source`; 1 where the length is another.
+pub(super) fn differing_rows(got: &[u8], source: &[u8], rows: &[u64], row_bytes: u64) -> Result<u64> {
+    let row_bytes = usize::try_from(row_bytes)?;
+    if got.len() != rows.len() * row_bytes {
+        return Ok(1);
+    }
+    let mut mismatches = 0;
+    for (idx, &row) in rows.iter().enumerate() {
+        let start = usize::try_from(row)? * row_bytes;
+        let expected = &source[start..start + row_bytes];
+        mismatches += differing_words(&got[idx * row_bytes..][..row_bytes], expected);
+    }
+    Ok(mismatches)
 }
 
 /// Words that differ; those that only one side has count as well.
@@ -149,15 +167,15 @@ fn differing_words(got: &[u8], expected: &[u8]) -> u64 {
 }
 
 /// Marsaglia's xorshift64: the same rows for the same seed, everywhere.
-struct XorShift(u64);
+pub(super) struct XorShift(u64);
 
 impl XorShift {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         // The odd constant spreads small seeds, and zero is the one state that must not be.
         Self(seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15).max(1))
     }
 
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
