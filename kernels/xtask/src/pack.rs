@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! gpu-check         the script, tests/gpu/gpu-check
-//! programs.tar.gz   the tests that a GPU runs, the programs that they start, the benchmark
+//! programs.tar.gz   the tests that a GPU runs, the programs that they start, the files that they read, the benchmark
 //! manifest.txt      SHA-256, bytes and name of each of them
 //! ```
 //!
@@ -33,28 +33,36 @@ const TESTS: [&str; 2] = ["conformance_driver", "device"];
 /// Programs of the package of the tests, which cargo builds with the tests.
 const PROGRAMS: [&str; 3] = ["tierpack-under-test", "tierpack-test-client", "tierpack-gpu-bench"];
 
+/// Files that the tests read, by folder and ending.
+const FILES: [(&str, &[&str]); 2] =
+    [("tests/golden/v1", &["block", "metadata", "raw"]), ("tests/data", &["safetensors"])];
+
 /// Builds the programs, and makes the folder.
 pub(crate) fn pack(folder: Option<&Path>, out: &mut dyn Write) -> Result<()> {
     let root = images::root();
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let folder = folder.map_or_else(|| target.join("gpu-check"), Path::to_owned);
-    let built = build(&root, &tests(&root.join("tests/tests"))?)?;
+    let built = build(&root, &gpu_tests(&root.join("tests/tests"))?)?;
     if folder.exists() {
         clear(&folder)?;
     }
-    let programs = tempfile::tempdir().context("make a temporary folder")?;
     fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+    let programs = tempfile::tempdir().context("make a temporary folder")?;
     for (name, path) in &built {
         copy(path, &programs.path().join(name))?;
     }
+    let files = copy_files(&root, programs.path())?;
     copy(&root.join("tests/gpu").join(SCRIPT), &folder.join(SCRIPT))?;
-    let mut manifest = checksums(programs.path(), built.keys().map(String::as_str))?;
+    let mut manifest = checksums(programs.path(), built.keys().chain(&files).map(String::as_str))?;
     manifest.push_str(&checksums(&folder, [SCRIPT])?);
     write(&folder.join(MANIFEST), &manifest)?;
     archive(programs.path(), &folder.join(ARCHIVE))?;
     let bytes =
         [SCRIPT, ARCHIVE, MANIFEST].into_iter().map(|name| len(&folder.join(name))).sum::<Result<u64>>()?;
-    write!(out, "{manifest}")?;
+    for line in manifest.lines().filter(|line| !line.contains('/')) {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(out, "and {} files that the tests read", files.len())?;
     writeln!(out, "needs {}", newest_glibc(built.values())?)?;
     writeln!(
         out,
@@ -68,7 +76,7 @@ pub(crate) fn pack(folder: Option<&Path>, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Names of the tests that a GPU runs, sorted.
-fn tests(folder: &Path) -> Result<Vec<String>> {
+fn gpu_tests(folder: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
     let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     let mut names: Vec<String> = names.filter_map(|name| test_of(&name)).collect();
@@ -97,7 +105,9 @@ fn build(root: &Path, tests: &[String]) -> Result<BTreeMap<String, PathBuf>> {
         "tierpack-tests",
     ]);
     command.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
-    tests.iter().for_each(|test| drop(command.args(["--test", test])));
+    for test in tests {
+        command.args(["--test", test]);
+    }
     let output = command.output().context("run cargo")?;
     ensure!(output.status.success(), "cargo ended with {}", output.status);
     let text = String::from_utf8(output.stdout).context("what cargo says is text")?;
@@ -107,6 +117,24 @@ fn build(root: &Path, tests: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     ensure!(missing.is_empty(), "cargo has not built {missing:?}");
     built.retain(|name, _| PROGRAMS.contains(&name.as_str()) || tests.contains(name));
     Ok(built)
+}
+
+/// Copies the files that the tests read, to the same place below `to`; gives their names, sorted.
+fn copy_files(root: &Path, to: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for (folder, endings) in FILES {
+        fs::create_dir_all(to.join(folder)).with_context(|| format!("make {folder}"))?;
+        let entries = fs::read_dir(root.join(folder)).with_context(|| format!("list {folder}"))?;
+        let wanted =
+            |path: &PathBuf| endings.iter().any(|ending| path.extension().is_some_and(|own| own == *ending));
+        for path in entries.flatten().map(|entry| entry.path()).filter(wanted) {
+            let name = path.strip_prefix(root).context("a file of the folder")?;
+            copy(&path, &to.join(name))?;
+            names.push(name.display().to_string());
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// The program that a line of cargo's is about, and where it is.
@@ -206,7 +234,7 @@ mod tests {
             [test_of("conformance.rs"), test_of("conformance_driver"), test_of("cli.rs")],
             [None, None, None]
         );
-        let found = super::tests(&images::root().join("tests/tests")).expect("the folder of the tests");
+        let found = gpu_tests(&images::root().join("tests/tests")).expect("the folder of the tests");
         assert!(found.contains(&"device".to_owned()) && !found.contains(&"tidy".to_owned()), "{found:?}");
     }
 

@@ -21,6 +21,8 @@ mod cublas;
 mod decode;
 #[path = "gpu_bench/device.rs"]
 mod device;
+#[path = "gpu_bench/facts.rs"]
+mod facts;
 #[path = "gpu_bench/gather.rs"]
 mod gather;
 #[path = "gpu_bench/host.rs"]
@@ -28,6 +30,8 @@ mod host;
 #[expect(dead_code, reason = "the simulation of cache policies needs all of it")]
 #[path = "../../benches/cache_policy/numbers.rs"]
 mod numbers;
+#[path = "gpu_bench/nvcomp.rs"]
+mod nvcomp;
 #[path = "gpu_bench/product.rs"]
 mod product;
 #[path = "gpu_bench/reads.rs"]
@@ -63,6 +67,8 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Stage {
+    /// What the device is
+    Device,
     /// Decode kernels alone, from device memory and from registered memory of the host
     Decode,
     /// The copy engine alone, and the copy engine before the decode kernels
@@ -75,6 +81,8 @@ enum Stage {
     Product,
     /// Whole reads of the client library from a daemon
     Reads,
+    /// nvCOMP's entropy coder over the same data
+    Nvcomp,
 }
 
 fn main() -> Result<()> {
@@ -88,11 +96,13 @@ fn main() -> Result<()> {
     };
     let mut report = Report::new(args.json.as_deref(), caveat)?;
     match args.stage {
+        Stage::Device => facts::run(&bench, &mut report),
         Stage::Decode => decode::run(&bench, effort, &mut report),
         Stage::Copies => copies::run(&bench, effort, &mut report),
         Stage::Registration => registration::run(&bench, effort, &mut report),
         Stage::Gather => gather::run(&bench, effort, &mut report),
         Stage::Product => product::run(&bench, effort, &mut report),
         Stage::Reads => reads::run(&bench, effort, &mut report),
+        Stage::Nvcomp => nvcomp::run(&bench, effort, &mut report),
     }
 }

@@ -42,7 +42,10 @@ pub(crate) fn run(bench: &Bench, effort: Effort, report: &mut Report) -> Result<
             CodecId::Raw => "raw zero-copy read".to_owned(),
             _ => format!("decode {codec} from page-locked host memory"),
         };
-        let note = format!("{note}, {:.1} GiB/s of stored bytes, {}", speed / work.ratio(), way.note());
+        let note = match codec {
+            CodecId::Raw => way.note().to_owned(),
+            _ => format!("{note}, {:.1} GiB/s of stored bytes", speed / work.ratio()),
+        };
         report.row(&name, speed, "GiB/s", &note)?;
     }
     Ok(())

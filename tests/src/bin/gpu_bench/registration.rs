@@ -2,13 +2,11 @@
 
 use std::time::Instant;
 
-use anyhow::Result;
-use tierpack_kernels::cuda::driver::Device;
-
 use crate::device::Bench;
 use crate::host::{Registered, SEGMENT_BYTES, Way};
 use crate::report::Report;
 use crate::timing::Effort;
+use anyhow::Result;
 
 /// Segments that are registered: 4 GiB.
 const SEGMENTS: usize = 64;
@@ -26,20 +24,10 @@ pub(crate) fn run(bench: &Bench, effort: Effort, report: &mut Report) -> Result<
     let unregistering = start.elapsed().as_secs_f64();
     let note = format!("{count} segments of {} MiB in pages of 4 KiB, {}", len >> 20, way.note());
     report.row("registration", registering / gib(bytes), "s/GiB", &note)?;
-    report.row("registration taken back", unregistering / gib(bytes), "s/GiB", "with the mapping's end")?;
-    let facts = facts(&bench.device);
-    report.row("registration, read-only", f64::from(u8::from(way == Way::ReadOnly)), "0 or 1", &facts)
+    report.row("registration taken back", unregistering / gib(bytes), "s/GiB", "with the mapping's end")
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a figure has three digits")]
 fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
-}
-
-fn facts(device: &Device) -> String {
-    let facts = device.facts();
-    let [pageable, tables, registers, read_only] =
-        [facts.reads_pageable, facts.uses_host_page_tables, facts.registers, facts.registers_read_only]
-            .map(u8::from);
-    format!("attributes 88: {pageable}, 100: {tables}, 99: {registers}, 113: {read_only}")
 }
