@@ -60,6 +60,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/src/bin/gpu_bench/cublas.rs",
     "tests/src/bin/gpu_bench/device.rs",
     "tests/src/bin/gpu_bench/host.rs",
+    "tests/src/bin/gpu_bench/nvcomp.rs",
     "tests/src/bin/test_client/fork.rs",
     "tests/tests/conformance/simulated.rs",
     "tests/tests/conformance_driver/driver.rs",

@@ -108,11 +108,8 @@ fn cached<'a>(
         if (found.1 - wanted).abs() < NEAR {
             break;
         }
-        if found.1 < wanted {
-            least = lines
-        } else {
-            most = lines
-        }
+        let bound = if found.1 < wanted { &mut least } else { &mut most };
+        *bound = lines;
         lines = (least * most).isqrt();
         found = filled(lines)?;
     }

@@ -135,7 +135,7 @@ fn bytes(codec: CodecId, len: usize) -> Vec<u8> {
             // One bit of the exponent, the sign and the fraction: 9 bits of 16 are kept.
             CodecId::Ibp | CodecId::IbpWindow => any & 0x80FF | 0x3F00,
             // One word in 16 differs by chance, and is one of 200.
-            CodecId::Sparse if any.is_multiple_of(16) => 0x3C00 | (any >> 32) % 200,
+            CodecId::Sparse if any.is_multiple_of(16) => 0x3C00 | ((any >> 32) % 200),
             CodecId::Sparse => 0,
             // Half of the exponents are the highest, a quarter the next one, and so on: as in weights.
             _ => any & !0x7F80 | (126 - u64::from((any >> 32).trailing_zeros()).min(7)) << 7,
