@@ -30,7 +30,7 @@ const HIT_RATES: [u32; 4] = [0, 10, 50, 100];
 
 /// A hit rate this near is the one that was asked for; so often a size is tried for it.
 const NEAR: f64 = 0.01;
-const TRIES: u32 = 12;
+const TRIES: u32 = 7;
 
 pub(crate) fn run(bench: &Bench, effort: Effort, report: &mut Report) -> Result<()> {
     let way = Way::find(bench)?;
