@@ -144,7 +144,7 @@ impl Daemon {
     fn new(program: &str, args: &[&str], takes_faults: bool) -> Self {
         let dir = tempfile::Builder::new().prefix("tp-").tempdir().expect("a temporary directory");
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let mut daemon = Self { program: program.into(), dir, args, takes_faults, process: None };
+        let mut daemon = Self { program: program::located(program), dir, args, takes_faults, process: None };
         daemon.restart();
         daemon
     }
@@ -294,7 +294,7 @@ impl TestClient {
     /// # Panics
     /// When the system starts no process.
     pub fn start(program: &str, daemon: &Daemon, args: &[&str]) -> Self {
-        let mut command = Command::new(program);
+        let mut command = Command::new(program::located(program));
         Self::run(command.arg("--socket").arg(daemon.socket()).args(args))
     }
 

@@ -9,6 +9,18 @@ use serde_json::Value;
 
 use crate::{Daemon, Process, eventually};
 
+/// The folder of the programs that tests start, where they are not where cargo has built them: of a pack for GPUs.
+pub const PROGRAMS_VARIABLE: &str = "TIERPACK_BIN_DIR";
+
+/// Where a program is that cargo has built at this path: there, unless the variable names another folder.
+pub fn located(built: &str) -> PathBuf {
+    let built = Path::new(built);
+    match (std::env::var_os(PROGRAMS_VARIABLE), built.file_name()) {
+        (Some(folder), Some(name)) => Path::new(&folder).join(name),
+        _ => built.to_owned(),
+    }
+}
+
 /// The one line that a failed command writes to standard error; its exit code is 1, and its standard output empty.
 ///
 /// # Panics

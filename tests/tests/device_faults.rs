@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tierpack_client::{AccessChoice, Client, CodecId, Error, Gpu, GpuConfig, GpuError, Handle};
 use tierpack_tests::Daemon;
-use tierpack_tests::device::{ACCESSES, Settings, child, in_child, is_child, is_real, put_with};
+use tierpack_tests::device::{ACCESSES, Settings, child, in_child, is_child, is_real, put_with, say};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const SOCKET: &str = "TIERPACK_SOCKET";
@@ -385,6 +385,10 @@ fn a_driver_that_lacks_functions_is_no_panic() {
         let error = refusal(&GpuConfig::new());
         let wanted = std::env::var("WANTED").expect("this test sets it");
         return assert!(error.to_string().contains(&wanted), "{error}");
+    }
+    if is_real() {
+        // Where the installed driver is asked for, there may be no compiler.
+        return say("skipped: a driver that lacks functions is not the installed one");
     }
     let folder = tempfile::tempdir().expect("a temporary directory");
     for (version, wanted) in [(12020, "CUDA 13.0 is needed"), (13000, "the CUDA driver has no function cu")] {

@@ -1,7 +1,8 @@
-//! `cargo run -p xtask -- gen | check | sass`: the images of the CUDA kernels.
+//! `cargo run -p xtask -- gen | check | sass | pack`: the images of the CUDA kernels, and the check on a GPU.
 //!
 //! `gen` compiles `kernels/cuda` with NVRTC into `kernels/images`; `check` compiles again and compares every byte;
 //! `sass` counts the instructions of what was compiled.
+//! `pack` makes the folder that checks and measures all of it on a machine with a GPU.
 //! No GPU and no driver is needed, and building TierPack needs none of this: the images are committed.
 
 #![deny(unsafe_code)]
@@ -9,6 +10,7 @@
 mod images;
 mod loops;
 mod nvrtc;
+mod pack;
 mod report;
 mod sass;
 mod sources;
@@ -58,6 +60,12 @@ enum What {
         source: Option<PathBuf>,
         /// Only kernels whose names contain this; their opcodes are counted too.
         kernel: Option<String>,
+    },
+    /// Build what checks and measures TierPack on a GPU, and put it into one folder with one script: gpu-check.
+    Pack {
+        /// The folder; without it, `gpu-check` in the target folder.
+        #[arg(long, value_name = "DIR")]
+        out: Option<PathBuf>,
     },
 }
 
@@ -142,5 +150,6 @@ fn run(what: &What, out: &mut dyn Write) -> Result<()> {
             };
             sass::print(&cubins, kernel.as_deref(), folder.as_deref(), out)
         }
+        What::Pack { out: folder } => pack::pack(folder.as_deref(), out),
     }
 }

@@ -14,8 +14,10 @@ use crate::suite::agree;
 use crate::target::Case;
 
 fn folder(name: &str) -> PathBuf {
-    // The suite is built in two packages: in `tests`, and in `tests/cusim` for sanitizers.
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // The suite is built in two packages: in `tests`, and in `tests/cusim` for sanitizers. A pack for GPUs has the files
+    // elsewhere.
+    let packed = std::env::var_os("TIERPACK_TESTS_DIR").map(PathBuf::from);
+    let package = packed.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let mut paths = package.ancestors().map(|folder| folder.join(name));
     paths.find(|path| path.exists()).expect("the folder is there")
 }

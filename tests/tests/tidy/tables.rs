@@ -59,6 +59,10 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/fakecuda/src/ops.rs",
     "tests/fakecuda/src/raw.rs",
     "tests/fakecuda/tests/driver/harness.rs",
+    "tests/src/bin/gpu_bench/cublas.rs",
+    "tests/src/bin/gpu_bench/device.rs",
+    "tests/src/bin/gpu_bench/host.rs",
+    "tests/src/bin/gpu_bench/nvcomp.rs",
     "tests/src/bin/test_client/fork.rs",
     "tests/tests/conformance/simulated.rs",
     "tests/tests/conformance_driver/driver.rs",
@@ -85,6 +89,7 @@ pub(crate) const ROOTS: &[(&str, &str)] = &[
     ("tests/fakecuda/src/lib.rs", DENY),
     ("tests/fuzz/src/lib.rs", FORBID),
     ("tests/src/bin/tierpack.rs", FORBID),
+    ("tests/src/bin/gpu_bench.rs", DENY),
     ("tests/src/bin/test_client.rs", DENY),
     ("tests/tests/conformance.rs", DENY),
 ];
