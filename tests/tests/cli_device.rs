@@ -157,6 +157,10 @@ fn without_a_gpu_one_line_says_what_to_do() {
         assert_says(&String::from_utf8_lossy(&usage.stderr), &["choose cpu, cuda or cuda:N"]);
     }
     assert_says(&error_line(&run(&gather("cuda:77"), &[])), &["there is no GPU 77"]);
+    if !is_real() {
+        let error = error_line(&run(&gather("cuda"), &[("FAKE_CUDA_DEVICES", "0")]));
+        assert_says(&error, &["sees no GPU", "CUDA_VISIBLE_DEVICES"]);
+    }
     // Who asks for none needs none.
     for device in [&[][..], &["--device", "cpu"]] {
         let table = run_ok(&[&GATHER[..], device].concat(), &missing);

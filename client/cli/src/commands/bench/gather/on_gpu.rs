@@ -85,7 +85,7 @@ pub(super) fn measure(args: &Args, source: &Source, client: &Client, gpu: &Gpu) 
     let mut results = Vec::new();
     for codec in args.codecs() {
         let entry = source.put(args, client, NAME, codec)?;
-        bench.measure(&client.open(NAME)?, &entry, &mut results)?;
+        results.extend(bench.measure(codec, &client.open(NAME)?, &entry)?);
         client.remove(NAME)?;
     }
     Ok(Document {
@@ -128,7 +128,8 @@ impl<'a> Bench<'a> {
     }
 
     /// One row per rate of hits; only the first where the tensor or the GPU allows no cache.
-    fn measure(&mut self, handle: &Handle, entry: &Entry, results: &mut Vec<Row>) -> Result<()> {
+    fn measure(&mut self, codec: CodecId, handle: &Handle, entry: &Entry) -> Result<Vec<Row>> {
+        let mut results = Vec::with_capacity(SHARES.len());
         let whole = self.get_whole(handle)?;
         let slice = self.time / (2 * SLICES);
         for share in SHARES {
@@ -143,7 +144,7 @@ impl<'a> Bench<'a> {
             let (facts, rate, plain) =
                 (lane.device.cache(), gib(self.source, best.rate), gib(self.source, raw.rate));
             results.push(Row {
-                codec: entry.codec.name(),
+                codec: codec.name(),
                 saved_percent: table::saved_percent(entry.raw_bytes, entry.stored_bytes),
                 cache_bytes: facts.bytes,
                 cache_lines: facts.lines,
@@ -155,7 +156,7 @@ impl<'a> Bench<'a> {
                 get_to_device_gib_per_s: whole,
             });
         }
-        Ok(())
+        Ok(results)
     }
 
     /// A handle whose cache has rows that make `share` of the draws; `None` where there can be no cache.
