@@ -157,7 +157,9 @@ impl Way {
     pub(crate) const fn note(self) -> &'static str {
         match self {
             Self::ReadOnly => "registered read-only, as the pool",
-            Self::Writable => "registered writable: the device registers no read-only memory, as the pool is",
+            Self::Writable => {
+                "registered writable, since the device registers no read-only memory, which the pool is"
+            }
         }
     }
 
