@@ -26,12 +26,14 @@ pub(crate) const EDGES: &[(&str, &[&str], &[&str])] = &[
 /// The files in which `unsafe` may stand.
 pub(crate) const ISLANDS: &[&str] = &[
     "client/src/device/raw.rs",
+    "client/src/device/tier/raw.rs",
     "kernels/src/cpu/avx2/decode.rs",
     "kernels/src/cpu/avx2/decode/tail.rs",
     "kernels/src/cpu/avx2/mod.rs",
     "kernels/src/cpu/bmi2.rs",
     "kernels/src/cuda/driver/api.rs",
     "kernels/src/cuda/driver/device.rs",
+    "kernels/src/cuda/driver/gather.rs",
     "kernels/src/cuda/driver/memory.rs",
     "kernels/src/cuda/driver/module.rs",
     "kernels/src/cuda/driver/register.rs",
@@ -62,6 +64,8 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/tests/conformance_driver/driver.rs",
     "tests/tests/conformance_driver/memory.rs",
     "tests/tests/conformance_encode/device.rs",
+    "tests/tests/device_coherence/stream.rs",
+    "tests/tests/device_graph.rs",
     "tests/tests/device_raw.rs",
 ];
 
