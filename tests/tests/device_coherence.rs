@@ -49,7 +49,7 @@ fn run(gpus: &Gpus, table: Table, change: Change, point: Point) -> Option<Found>
     let pid = daemon.process().pid();
     let is_reached = thread::scope(|scope| {
         let acting = scope.spawn(|| {
-            let done = change.run(&actor, &table, &progress);
+            let done = change.run((&daemon, &actor), &table, &progress);
             change.settle(&daemon, &actor);
             done
         });
@@ -106,15 +106,12 @@ fn run_all(first_codec: usize) {
             if !is_known && !full() {
                 continue;
             }
-            let codecs = if full() { 0..CODECS.len() } else { 0..1 };
-            for codec in codecs {
-                let codec = CODECS[(first_codec + n + m + codec) % CODECS.len()];
-                let found = run(&gpus, Table { tensor: TARGET, codec, n_rows: ROWS }, change, point);
-                assert!(found.is_some() || !is_known, "{change:?} does not come to {point:?} with {codec}");
-                let Some(found) = found else { continue };
-                *points.entry(point.name()).or_insert(0) += 1;
-                of_change.add(&found);
-            }
+            let codec = change.codec(CODECS[(first_codec + n + m) % CODECS.len()]);
+            let found = run(&gpus, Table { tensor: TARGET, codec, n_rows: ROWS }, change, point);
+            assert!(found.is_some() || !is_known, "{change:?} does not come to {point:?} with {codec}");
+            let Some(found) = found else { continue };
+            *points.entry(point.name()).or_insert(0) += 1;
+            of_change.add(&found);
         }
         let runs: u32 = points.values().sum();
         assert!(runs > 0, "{change:?} was stopped nowhere");

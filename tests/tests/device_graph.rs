@@ -1,20 +1,16 @@
 //! A gather within a CUDA graph: a replay gathers the tensor as it was at the last refresh, whatever happens to it.
-#![expect(unsafe_code, reason = "addresses, streams and graphs are the caller's word")]
 
-use std::sync::Arc;
-
-use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, DevicePtr};
-use tierpack_client::{
-    CacheConfig, Client, CodecId, DeviceHandle, Dtype, Error, Gpu, GpuConfig, GpuError, GraphGather,
-    RefitMode, Result,
-};
+use tierpack_client::{CacheConfig, Client, CodecId, Dtype, Error, Gpu, GpuConfig, GpuError, RefitMode};
 use tierpack_tests::device::{ACCESSES, MODES, in_child};
 use tierpack_tests::rows::{ROW_BYTES, Table};
 use tierpack_tests::{Daemon, raw};
 
+#[path = "device_graph/captured.rs"]
+mod captured;
+
+use captured::{Captured, IDS};
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
-const IDS: [u64; 12] = [3, 600, 1030, 1099, 0, 3, 77, 1030, 512, 511, 900, 3];
 const ROWS: u64 = 1100;
 
 fn start() -> Daemon {
@@ -35,55 +31,6 @@ fn overwrite_what_is_free(client: &Client) {
     let n = (0..).find(|&n| put(n).is_err()).expect("a pool gets full");
     assert!(n > 1, "only {n} fillers fit: nothing was overwritten");
     (0..n).for_each(|n| client.remove(&name(n)).expect("it was put"));
-}
-
-/// A gather that was captured, and what it reads and writes.
-struct Captured {
-    // Before what the graph uses.
-    graph: CudaGraph,
-    gather: GraphGather,
-    stream: Arc<CudaStream>,
-    out: CudaSlice<u8>,
-    _ids: CudaSlice<u64>,
-}
-
-impl Captured {
-    fn new(handle: &DeviceHandle) -> Self {
-        let context = CudaContext::new(0).expect("the same GPU");
-        // SAFETY: each test uses one stream, and waits for it. With tracking, cudarc waits for events of its own,
-        // which would end a capture.
-        unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().expect("a stream");
-        let mut gather = handle.graph().expect("a GPU that reads the pool");
-        let out = stream.alloc_zeros::<u8>(IDS.len() * ROW_BYTES).expect("memory");
-        let ids = stream.clone_htod(&IDS).expect("memory");
-        stream.synchronize().expect("a stream that works");
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
-        let places = ((ids.device_ptr(&stream).0, IDS.len() as u64, 8), (out.device_ptr(&stream).0, out.len() as u64));
-        // SAFETY: memory and stream are kept beside the graph.
-        unsafe { gather.capture(places.0, places.1, stream.cu_stream().addr() as u64) }.expect("a capture");
-        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
-        let graph = stream.end_capture(flags).expect("the capture is whole").expect("a graph");
-        Self { graph, gather, stream, out, _ids: ids }
-    }
-
-    /// Runs the graph; every row must have this version.
-    fn check(&self, table: &Table, version: u16, what: &str) {
-        self.graph.launch().expect("a launch of the graph");
-        let rows = self.stream.clone_dtoh(&self.out).expect("a copy");
-        self.stream.synchronize().expect("a stream that works");
-        for (row, bytes) in IDS.into_iter().zip(rows.chunks_exact(ROW_BYTES)) {
-            assert_eq!(table.version_of(bytes, row, 1..10), Some(version), "{what}: row {row}");
-        }
-        // SAFETY: the replay is over.
-        let counts = unsafe { self.gather.outcome() }.expect("rows that are there");
-        assert_eq!(counts.hits + counts.misses, IDS.len() as u64, "{what}");
-    }
-
-    fn refresh(&mut self) -> Result<()> {
-        // SAFETY: replays come on this stream alone, which is not being captured.
-        unsafe { self.gather.refresh(self.stream.cu_stream().addr() as u64) }
-    }
 }
 
 fn update(client: &Client, table: &Table, rows: &[u64], version: u16) {

@@ -76,11 +76,94 @@ impl Change {
         matches!(self, Overwrite | RemoveAndPut)
     }
 
+    /// A codec that it works with: there is nothing to fit to raw blocks.
+    pub(crate) const fn codec(self, codec: CodecId) -> CodecId {
+        match (self, codec) {
+            (Refit | RefitUpdated, CodecId::Raw) => CodecId::Ibp,
+            _ => codec,
+        }
+    }
+
     /// Points of the daemon that lie on its way; `device_coherence` with `TIERPACK_CASES=full` tries all.
     pub(crate) const fn points(self) -> &'static [Point] {
-        use Point::*;
+        use Point::{
+            AttachPage, BeforeFree, BetweenWords, BlockCopied, EpochStepped, Fitting, IndexRetired,
+            MetadataCopied, PutBeforePublish, PutBegun, PutEncoded, PutPublished, RefitBegun,
+            RefitBetweenBlocks, RefitPlanned, ReplyUnsent, RewriteEncoded, SegmentClosed, SegmentMade,
+            SegmentRetired, UpdatePrepared, WordSwapped, WordsStored,
+        };
         match self {
-            _ => &[UpdatePrepared, WordSwapped, WordsStored],
+            UpdateFew => &[
+                UpdatePrepared,
+                WordSwapped,
+                BetweenWords,
+                WordsStored,
+                EpochStepped,
+                RewriteEncoded,
+                BeforeFree,
+                AttachPage,
+                ReplyUnsent,
+            ],
+            UpdateAll => {
+                &[UpdatePrepared, WordSwapped, BetweenWords, WordsStored, EpochStepped, BeforeFree, ReplyUnsent]
+            }
+            UpdateMany => &[
+                UpdatePrepared,
+                WordSwapped,
+                BetweenWords,
+                WordsStored,
+                EpochStepped,
+                RewriteEncoded,
+                BeforeFree,
+                ReplyUnsent,
+            ],
+            Refit | RefitUpdated => &[
+                Fitting,
+                RefitPlanned,
+                RefitBegun,
+                RewriteEncoded,
+                RefitBetweenBlocks,
+                WordSwapped,
+                WordsStored,
+                IndexRetired,
+                EpochStepped,
+                BeforeFree,
+                ReplyUnsent,
+            ],
+            Overwrite | RemoveAndPut => &[
+                PutBegun,
+                PutEncoded,
+                PutBeforePublish,
+                PutPublished,
+                EpochStepped,
+                BeforeFree,
+                ReplyUnsent,
+            ],
+            ReuseExtents => &[
+                PutBegun,
+                PutEncoded,
+                PutPublished,
+                UpdatePrepared,
+                WordSwapped,
+                BetweenWords,
+                WordsStored,
+                EpochStepped,
+                BeforeFree,
+                ReplyUnsent,
+            ],
+            EmptySegments => &[
+                SegmentClosed,
+                BlockCopied,
+                MetadataCopied,
+                WordSwapped,
+                SegmentRetired,
+                SegmentMade,
+                UpdatePrepared,
+                BetweenWords,
+                WordsStored,
+                EpochStepped,
+                BeforeFree,
+            ],
         }
     }
 
@@ -119,7 +202,12 @@ impl Change {
     }
 
     /// Does it, and says how far it has come.
-    pub(crate) fn run(self, client: &Client, table: &Table, progress: &Progress) -> Result<(), Error> {
+    pub(crate) fn run(
+        self,
+        (daemon, client): (&Daemon, &Client),
+        table: &Table,
+        progress: &Progress,
+    ) -> Result<(), Error> {
         let update = |version| {
             let rows = self.rows();
             client.update("target", &rows, &table.rows(rows.iter().copied(), version))?;
@@ -151,10 +239,16 @@ impl Change {
                 update(3)
             }
             EmptySegments => {
+                let before = daemon.stats().pool.segment_bytes;
                 client.remove("first")?;
                 for n in (0..SMALLS).filter(|n| n % 4 != 0) {
                     client.remove(&format!("small-{n}"))?;
                 }
+                eventually("segments that are given back", || {
+                    let stats = daemon.stats();
+                    let is_done = stats.pool.segment_bytes < before && stats.pool.returning_bytes == 0;
+                    (is_done && stats.background.state != "working").then_some(())
+                });
                 update(2)
             }
         }
