@@ -111,10 +111,11 @@ impl<'a> Readers<'a> {
         for which in 0..5 {
             let ids = self.ids();
             let least = if is_over { self.change.last() } else { progress.least() };
+            let may_be_gone = progress.may_be_gone(self.change);
             let rows = self.gather(which, &ids, &mut found);
             match rows {
                 Ok(rows) => self.look(which % 4, &ids, &rows, least, &mut found),
-                Err(Error::NotFound { .. }) if progress.may_be_gone() && !is_over => {}
+                Err(Error::NotFound { .. }) if may_be_gone && !is_over => {}
                 Err(error) => unreachable!("{}: reader {which}: {error}", self.change.name()),
             }
         }
@@ -171,7 +172,7 @@ impl<'a> Readers<'a> {
         }
     }
 
-    /// Rows that the caches had so far, and rows that went into them.
+    /// Rows that their caches have room for.
     pub(crate) fn lines(&self) -> u64 {
         self.all.iter().map(|reader| reader.handle.cache().lines).sum()
     }
