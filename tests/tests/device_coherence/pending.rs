@@ -11,6 +11,7 @@ use tierpack_tests::{Daemon, eventually, raw};
 
 use super::change::{Change, FEW, Progress, ROWS, TARGET};
 use super::readers::{Found, Gpus, Readers};
+use super::stream::Other;
 use super::{CODECS, PROGRAM, SERVE, in_mode};
 
 /// Points of a client that lie on the way of a gather on a GPU.
@@ -86,6 +87,48 @@ fn a_launch_that_is_pending_keeps_its_rows_whatever_changes() {
         }
     }
     say(&format!("| changes between a launch and its event: {runs} runs, {rows} rows, 0 stale, 0 mixed"));
+}
+
+/// Launches on several streams, of which the last runs first: copies for one do not meet the others.
+#[test]
+fn launches_on_several_streams_wait_for_each_other() {
+    if !in_mode("pending::launches_on_several_streams_wait_for_each_other", "late") {
+        return;
+    }
+    let (gpus, table) = (Gpus::open(), Table { tensor: TARGET, codec: CODECS[1], n_rows: ROWS });
+    let (gpu, others) = (gpus.first(), [gpus.other(), &Other::open()]);
+    let daemon = Daemon::start(PROGRAM, &SERVE);
+    let client = daemon.client();
+    table.put(&client, "target", 1).expect("room");
+    let handle = client.open("target").expect("it is there");
+    let ids: Vec<u64> = FEW.into_iter().chain((0..40).map(|n| n * 27 % ROWS)).collect();
+    let all: Vec<u64> = (0..ROWS).collect();
+    let mut rows = 0;
+    for cache_bytes in [0, 6 << 10, 2 << 20] {
+        table.put(&client, "target", 1).expect("room");
+        let device = handle.on_device(gpu, CacheConfig::new(cache_bytes)).expect("it fits");
+        let mut check = |bytes: &[u8], version| {
+            rows += check_all(bytes, &ids, &table, |_| version, &format!("a cache of {cache_bytes}"));
+        };
+        for version in (1..12).step_by(2) {
+            if version > 1 {
+                client.update("target", &all, &table.rows(0..ROWS, version)).expect("room");
+            }
+            // The first one brings the words, the second one finds nothing to do: it must not come before them.
+            let brings = others[0].launch(&device, &ids).expect("rows in range");
+            let second = others[1].launch(&device, &ids).expect("rows in range");
+            check(&second.rows().expect("rows"), version);
+            // The words of the next version must not come before who was launched with the ones before.
+            let third = others[1].launch(&device, &ids).expect("rows in range");
+            client.update("target", &all, &table.rows(0..ROWS, version + 1)).expect("room");
+            let last = device.gather(&gpu.ids(&ids).expect("few ids")).expect("rows in range");
+            check(&last.to_host().expect("rows"), version + 1);
+            check(&third.rows().expect("rows"), version);
+            check(&brings.rows().expect("rows"), version);
+        }
+    }
+    say(&format!("| launches on several streams: {rows} rows, 0 stale, 0 mixed"));
+    daemon.quiet();
 }
 
 /// A reader stops at its point, with its lease, until the change is made.

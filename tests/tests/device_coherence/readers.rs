@@ -28,6 +28,10 @@ impl Gpus {
     pub(crate) fn first(&self) -> &Gpu {
         &self.gpus[0]
     }
+
+    pub(crate) const fn other(&self) -> &Other {
+        &self.other
+    }
 }
 
 /// What was found.
