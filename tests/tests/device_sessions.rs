@@ -84,3 +84,42 @@ fn rows_are_right_after_a_session_is_made_anew() {
         assert!(bytes == kept.rows(0..100, 1), "a view");
     }
 }
+
+#[test]
+fn segments_that_come_and_go_are_found_where_they_are_now() {
+    if !in_child("segments_that_come_and_go_are_found_where_they_are_now", &MODES[..2]) {
+        return;
+    }
+    let args = ["--pool-size", "24MiB", "--lock", "off", "--refit", "manual", "--max-held-percent", "90"];
+    let (daemon, gpu) = (Daemon::start(PROGRAM, &args), Gpu::open(&GpuConfig::new()).expect("a GPU"));
+    let client = daemon.client();
+    let table = Table { tensor: 1, codec: CodecId::Raw, n_rows: ROWS };
+    table.put(&client, "t", 1).expect("room");
+    let device = client.open("t").and_then(|it| it.on_device(&gpu, CacheConfig::new(256 << 10)));
+    let device = device.expect("it fits");
+    let ids: Vec<u64> = (0..ROWS).step_by(7).collect();
+    let on_gpu = gpu.ids(&ids).expect("few ids");
+    let all: Vec<u64> = (0..ROWS).collect();
+    for version in 2..6 {
+        let filler = Table { tensor: 80, codec: CodecId::Raw, n_rows: 12 << 10 };
+        // The tensor moves behind the filler, is gathered there, and moves back when the segments are given back.
+        filler.put(&client, "filler", version).expect("room");
+        client.update("t", &all, &table.rows(0..ROWS, version)).expect("room");
+        for what in ["behind", "moved"] {
+            for _ in 0..2 {
+                let rows = device.gather(&on_gpu).and_then(|rows| rows.to_host()).expect("rows");
+                assert!(rows == table.rows(ids.iter().copied(), version), "{what}: version {version}");
+            }
+            if what == "behind" {
+                client.remove("filler").expect("it is there");
+                eventually("sparse segments that are given back", || {
+                    let pool = daemon.stats().pool;
+                    let is_dense = pool.segment_bytes < pool.used_bytes + (2 << 20);
+                    (is_dense && pool.returning_bytes == 0).then_some(())
+                });
+            }
+        }
+    }
+    drop(device);
+    daemon.quiet();
+}
