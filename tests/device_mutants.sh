@@ -5,9 +5,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 only=${1:-}
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}/device-mutants"
+# Always the same folder, so that what does not change is built once.
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$PWD/target}"
+folder=$CARGO_TARGET_DIR/device-mutants
+rm -rf "$folder" && mkdir -p "$folder"
 git ls-files -z | xargs -0 cp --parents -t "$folder"
 missed=0
 
