@@ -14,8 +14,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const ROWS: u64 = 1100;
 
 fn start() -> Daemon {
-    let args =
-        ["--pool-size", "24MiB", "--lock", "off", "--refit", "manual", "--max-held-percent", "90"];
+    let args = ["--pool-size", "24MiB", "--lock", "off", "--refit", "manual", "--max-held-percent", "90"];
     Daemon::start(PROGRAM, &args)
 }
 
@@ -72,7 +71,11 @@ fn a_replay_reads_what_the_last_refresh_saw() {
             captured.check(&table, version - 1, "before a refresh");
             client.refit("t", RefitMode::Force, |_, _| ()).expect("a refit");
             overwrite_what_is_free(&client);
-            captured.check(&table, version - 1, "before a refresh, the old memory written anew where it is free");
+            captured.check(
+                &table,
+                version - 1,
+                "before a refresh, the old memory written anew where it is free",
+            );
             now(version);
             captured.refresh().expect("the same tensor");
             (0..2).for_each(|_| captured.check(&table, version, "after a refresh"));

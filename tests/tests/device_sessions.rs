@@ -28,7 +28,8 @@ fn hang_up() {
 /// Fills what is free with other bytes, in pieces that leave no room, updates the tensor, and gives it all back: its
 /// blocks wander over all segments, which come and go.
 fn wander(daemon: &Daemon, client: &Client, table: &Table, version: u16) {
-    let filler = |n: u16| (format!("filler-{n}"), Table { tensor: 80 + n, codec: CodecId::Raw, n_rows: 4096 });
+    let filler =
+        |n: u16| (format!("filler-{n}"), Table { tensor: 80 + n, codec: CodecId::Raw, n_rows: 4096 });
     for n in 0..4 {
         let (name, filler) = filler(n);
         filler.put(client, &name, version).expect("room");

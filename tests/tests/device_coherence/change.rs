@@ -104,9 +104,15 @@ impl Change {
                 AttachPage,
                 ReplyUnsent,
             ],
-            UpdateAll => {
-                &[UpdatePrepared, WordSwapped, BetweenWords, WordsStored, EpochStepped, BeforeFree, ReplyUnsent]
-            }
+            UpdateAll => &[
+                UpdatePrepared,
+                WordSwapped,
+                BetweenWords,
+                WordsStored,
+                EpochStepped,
+                BeforeFree,
+                ReplyUnsent,
+            ],
             UpdateMany => &[
                 UpdatePrepared,
                 WordSwapped,
@@ -130,15 +136,9 @@ impl Change {
                 BeforeFree,
                 ReplyUnsent,
             ],
-            Overwrite | RemoveAndPut => &[
-                PutBegun,
-                PutEncoded,
-                PutBeforePublish,
-                PutPublished,
-                EpochStepped,
-                BeforeFree,
-                ReplyUnsent,
-            ],
+            Overwrite | RemoveAndPut => {
+                &[PutBegun, PutEncoded, PutBeforePublish, PutPublished, EpochStepped, BeforeFree, ReplyUnsent]
+            }
             ReuseExtents => &[
                 PutBegun,
                 PutEncoded,
@@ -194,9 +194,8 @@ impl Change {
         table.put(client, "target", 1)?;
         match self {
             RefitUpdated => client.update("target", &FEW, &table.rows(FEW, 1)).map(drop),
-            EmptySegments => (0..SMALLS).try_for_each(|n| {
-                small(6, CodecId::Ibp, SMALL_ROWS).put(client, &format!("small-{n}"), 1)
-            }),
+            EmptySegments => (0..SMALLS)
+                .try_for_each(|n| small(6, CodecId::Ibp, SMALL_ROWS).put(client, &format!("small-{n}"), 1)),
             _ => Ok(()),
         }
     }

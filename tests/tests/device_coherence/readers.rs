@@ -93,10 +93,8 @@ impl<'a> Readers<'a> {
         let kept = all[1].handle.keep(&FEW).expect("rows in range");
         let (n, is_all) = (FEW.len() as u64, change == Change::RefitUpdated);
         assert!(kept.inserts == n || is_all && kept.inserts + kept.bypasses == n, "{kept:?}");
-        let still = (
-            client.open("still").and_then(|it| it.on_device(first, CacheConfig::new(FEW_LINES))),
-            still,
-        );
+        let still =
+            (client.open("still").and_then(|it| it.on_device(first, CacheConfig::new(FEW_LINES))), still);
         let still = (still.0.expect("it fits"), still.1);
         let out = all[2].handle.output(IDS).expect("it fits");
         Self { gpus, table, change, all, still, out, random: Random::new(11) }
@@ -163,7 +161,8 @@ impl<'a> Readers<'a> {
             let (least, most) = if is_changed { (least, self.change.last()) } else { (1, 1) };
             found.rows += 1;
             let version = self.table.version_of(bytes, row, 1..=most);
-            let what = || Some(format!("reader {which}, row {row}: {version:?}, at least {least} and {seen}"));
+            let what =
+                || Some(format!("reader {which}, row {row}: {version:?}, at least {least} and {seen}"));
             match version {
                 None => found.mixed += 1,
                 Some(version) if version < least.max(*seen) => found.stale += 1,

@@ -33,7 +33,8 @@ impl Captured {
         let ids = stream.clone_htod(&IDS).expect("memory");
         stream.synchronize().expect("a stream that works");
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
-        let places = ((ids.device_ptr(&stream).0, IDS.len() as u64, 8), (out.device_ptr(&stream).0, out.len() as u64));
+        let places =
+            ((ids.device_ptr(&stream).0, IDS.len() as u64, 8), (out.device_ptr(&stream).0, out.len() as u64));
         // SAFETY: memory and stream are kept beside the graph.
         unsafe { gather.capture(places.0, places.1, stream.cu_stream().addr() as u64) }.expect("a capture");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -64,4 +65,3 @@ impl Captured {
         unsafe { self.gather.refresh(self.stream.cu_stream().addr() as u64) }
     }
 }
-

@@ -1,8 +1,8 @@
 //! A tensor of a scripted daemon: the test stores words, bytes and changes in the ring as it likes.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, listen, socket};
@@ -74,11 +74,21 @@ impl Scripted {
         let entry = entry(dtype, &shape, geometry.raw_bytes());
         let page = Page::default();
         let (mine, its_page) = (Arc::clone(&directory), Arc::clone(&page));
-        let (dir, daemon) =
-            serve(move |conn| answer(&conn, (&mine, &its_page), &segment, (&entry, opened)));
+        let (dir, daemon) = serve(move |conn| answer(&conn, (&mine, &its_page), &segment, (&entry, opened)));
         let client = Client::builder().socket(dir.path().join("control.sock")).connect().expect("a daemon");
         let handle = client.open("t").expect("it is there");
-        Self { _client: client, handle, geometry, directory, table, slot, pool, page, _daemon: daemon, _dir: dir }
+        Self {
+            _client: client,
+            handle,
+            geometry,
+            directory,
+            table,
+            slot,
+            pool,
+            page,
+            _daemon: daemon,
+            _dir: dir,
+        }
     }
 
     /// Writes a block of these raw bytes; the extent can be freed again, and written anew.
@@ -193,16 +203,14 @@ fn answer(
         *place.lock().expect("no panic") = Some(mine);
         let header = directory.header_segment();
         let number = |kind, serial| SegmentId { kind, index: 0, serial };
-        let reply = Reply::Attached {
-            id: ID,
-            header_len: header.len(),
-            header: number(SegmentKind::Directory, 1),
-        };
+        let reply =
+            Reply::Attached { id: ID, header_len: header.len(), header: number(SegmentKind::Directory, 1) };
         let message = DaemonMessage::Reply { id, result: Ok(reply) };
         let message = encode_message(&message).expect("a short message");
         send(conn, &message, &[page.as_fd(), header.as_fd()]).expect("the client reads");
         let segments = vec![(number(SegmentKind::Data, 2), segment.len())];
-        let message = encode_message(&DaemonMessage::Segments { namespace, segments }).expect("a short message");
+        let message =
+            encode_message(&DaemonMessage::Segments { namespace, segments }).expect("a short message");
         send(conn, &message, &[segment.as_fd()]).expect("the client reads");
     }
 }
