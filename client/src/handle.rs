@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tierpack_kernels::geometry::Geometry;
-use tierpack_shm::attachment::{Attachment, Guard, NoGuard, SlotRef};
+use tierpack_shm::attachment::{Attachment, AttachmentId, Guard, NoGuard, SlotRef};
 use tierpack_shm::layout::{MAX_SEGMENTS, page};
 use tierpack_shm::message::Entry;
 use tierpack_shm::page::{ClientPage, Counter};
@@ -129,6 +129,11 @@ impl Opened {
     /// The page whose counters count its reads.
     pub(crate) fn page(&self) -> &ClientPage {
         self.attachment.page()
+    }
+
+    /// Which attachment it is read through.
+    pub(crate) fn attachment_number(&self) -> AttachmentId {
+        self.attachment.number()
     }
 
     /// The daemon whose slot this is.

@@ -26,6 +26,7 @@ pub mod memory;
 pub mod peer;
 pub mod program;
 pub mod reports;
+pub mod rows;
 pub mod tools;
 
 /// How long a test waits for anything.

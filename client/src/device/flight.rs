@@ -15,7 +15,7 @@ use tierpack_kernels::cuda::gather::GatherStatus;
 use tierpack_shm::page::Counter;
 
 use super::plan::OwnedGuard;
-use super::tier::Repair;
+use super::tier::{Repair, Snapshot};
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Opened};
 
@@ -29,6 +29,9 @@ const KEPT_RUNS: usize = 32;
 /// What the launch uses.
 #[derive(Debug, Default)]
 pub(super) struct Load {
+    // What a graph may have put into a cache is known before its lease ends.
+    #[expect(dead_code, reason = "it acts when it is dropped")]
+    pub(super) snapshots: Vec<Snapshot>,
     // The guards go before what keeps their sessions.
     pub(super) guards: Vec<OwnedGuard>,
     pub(super) opened: Vec<Arc<Opened>>,

@@ -36,9 +36,10 @@ pub use self::ids::DeviceIds;
 pub use self::raw::RawGather;
 pub use self::report::{DeviceGather, GatherCounts};
 
+pub(super) use self::cache::Snapshot;
 pub(super) use self::report::Repair;
 
-use self::cache::{Cache, CacheState, Due};
+use self::cache::{Cache, CacheState};
 use self::ids::Ids;
 use self::launch::Request;
 use self::table::Table;
@@ -343,14 +344,8 @@ impl State {
         let guard = opened.owned_guard()?;
         self.renew(opened, gpu)?;
         self.before = self.cache.state();
-        let due = self.cache.due(guard.changes());
-        if due == Due::Empty {
-            self.table.spoil();
-        }
         let first = work.steps.len();
-        self.table.sync(&guard, (gpu, mode), work)?;
-        let copies = first..work.steps.len();
-        self.cache.steps(due, &self.table, gpu.device.facts().n_multiprocessors, copies, work);
+        self.cache.sync(&mut self.table, &guard, (gpu, mode), work)?;
         self.has_steps = work.steps.len() > first;
         self.turn = self.turn.wrapping_add(1);
         Ok(guard)

@@ -12,6 +12,7 @@ use tierpack_kernels::block::Block;
 use tierpack_kernels::cuda::driver::{DeviceBuffer, GatherWork, GpuError, Step};
 use tierpack_kernels::cuda::gather::{Cache as Place, CacheLayout, row_sizes, sweep};
 use tierpack_shm::attachment::NoGuard;
+use tierpack_shm::page::DeviceAccess;
 use tierpack_shm::types::index;
 
 use super::table::Table;
@@ -85,8 +86,40 @@ impl Cache {
         state.is_unset |= before.is_unset;
     }
 
+    /// Lines may have words as old as those that were loaded where the ring stood at `tail`.
+    fn rewind(&self, tail: u64) {
+        let mut state = self.state.lock();
+        // The ring's counter goes round: what is less than half of it behind is older.
+        if state.swept.wrapping_sub(tail) < 1 << 63 {
+            state.swept = tail;
+        }
+    }
+
+    /// Brings `table` up to date, and adds what is due to the cache, to the work of a launch.
+    pub(super) fn sync(
+        &self,
+        table: &mut Table,
+        guard: &OwnedGuard,
+        (gpu, mode): (&gpu::Inner, DeviceAccess),
+        work: &mut GatherWork,
+    ) -> Result<(), Fault> {
+        let (n_steps, n_bytes) = (work.steps.len(), work.bytes.len());
+        table.sync(guard, (gpu, mode), work)?;
+        // Asked for only now, so that no word is of a store that this does not count.
+        let due = self.due(guard.changes());
+        if due == Due::Empty {
+            work.steps.truncate(n_steps);
+            work.bytes.truncate(n_bytes);
+            table.spoil();
+            table.sync(guard, (gpu, mode), work)?;
+        }
+        let copies = n_steps..work.steps.len();
+        self.steps(due, table, gpu.device.facts().n_multiprocessors, copies, work);
+        Ok(())
+    }
+
     /// What is due, where the ring of changed blocks stands at `head`.
-    pub(super) fn due(&self, head: u64) -> Due {
+    fn due(&self, head: u64) -> Due {
         let state = self.state.lock();
         match head.wrapping_sub(state.swept) {
             _ if self.buffer.is_none() => Due::Nothing,
@@ -100,7 +133,7 @@ impl Cache {
     /// Adds what is due to the work of a launch, behind `copies`, which bring the device up to date with `table`.
     ///
     /// For [`Due::Empty`] these are copies of everything.
-    pub(super) fn steps(
+    fn steps(
         &self,
         due: Due,
         table: &Table,
@@ -128,9 +161,31 @@ impl Cache {
     }
 }
 
+/// Words that a graph reads for as long as their lease lasts, and may put into the cache at any time until then.
+///
+/// It goes before the lease does: afterwards a block may have such a word again.
+#[derive(Debug)]
+pub(in crate::device) struct Snapshot {
+    cache: Arc<Cache>,
+    tail: u64,
+}
+
+impl Snapshot {
+    /// Of the words that `table` has.
+    pub(super) fn new(cache: &Arc<Cache>, table: &Table) -> Self {
+        Self { cache: Arc::clone(cache), tail: table.tail() }
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        self.cache.rewind(self.tail);
+    }
+}
+
 /// What must be done to a cache before the next launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
+enum Due {
     /// Its lines may all be used as they are.
     Nothing,
     /// All tags are zeroed: it is new, or is to be empty.

@@ -11,7 +11,7 @@ use tierpack_kernels::cuda::gather::{GatherCall, plan};
 use tierpack_shm::page::{Counter, DeviceAccess};
 
 use super::DeviceHandle;
-use super::cache::{Cache, Due};
+use super::cache::{Cache, Snapshot};
 use super::launch::{Request, fly};
 use super::report::{GatherCounts, settle};
 use super::table::Table;
@@ -32,8 +32,8 @@ use crate::handle::{Fault, Opened};
 /// ```
 #[derive(Debug)]
 pub struct GraphGather {
-    // Ends before what keeps its session.
-    guard: Option<OwnedGuard>,
+    // The lease ends before what keeps its session.
+    held: Option<(Snapshot, OwnedGuard)>,
     handle: DeviceHandle,
     table: Table,
     cache: Arc<Cache>,
@@ -62,7 +62,7 @@ impl DeviceHandle {
         let table = Table::new(&state.table.opened, gpu, cache.place())?;
         drop(state);
         let mut this =
-            GraphGather { guard: None, handle: self.clone(), table, cache, run, kernels, captured: None };
+            GraphGather { held: None, handle: self.clone(), table, cache, run, kernels, captured: None };
         this.renew(&gpu.stream)?;
         gpu.stream.synchronize()?;
         Ok(this)
@@ -78,11 +78,12 @@ impl GraphGather {
         let flown = synced.and_then(|(guard, work)| {
             self.check_shape()?;
             // The lease until now is for replays that are under way.
-            let guards = self.guard.replace(guard).into_iter().collect();
+            let snapshot = Snapshot::new(&self.cache, &self.table);
+            let (snapshots, guards) = self.held.replace((snapshot, guard)).into_iter().unzip();
             let mut buffers: Vec<_> = self.table.buffers().collect();
             buffers.extend(self.cache.buffer().map(Arc::clone));
             let opened = vec![Arc::clone(&self.table.opened)];
-            fly(gpu, &work, Load { guards, opened, buffers, ..Load::default() }, stream)
+            fly(gpu, &work, Load { snapshots, guards, opened, buffers, ..Load::default() }, stream)
         });
         match flown {
             Ok(_) => self.table.settle(),
@@ -103,13 +104,8 @@ impl GraphGather {
             return Err(Error::Gpu(GpuError::StaleGraph { reason: "the tensor was replaced" }).into());
         }
         let guard = opened.owned_guard()?;
-        let (mut work, due) = (GatherWork::default(), self.cache.due(guard.changes()));
-        if due == Due::Empty {
-            self.table.spoil();
-        }
-        self.table.sync(&guard, (gpu, gpu.access.mode()), &mut work)?;
-        let copies = 0..work.steps.len();
-        self.cache.steps(due, &self.table, gpu.device.facts().n_multiprocessors, copies, &mut work);
+        let mut work = GatherWork::default();
+        self.cache.sync(&mut self.table, &guard, (gpu, gpu.access.mode()), &mut work)?;
         Ok((guard, work))
     }
 

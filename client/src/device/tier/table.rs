@@ -99,6 +99,8 @@ impl Table {
     pub(super) fn is_of(&mut self, opened: &Arc<Opened>) -> bool {
         let same = self.opened.slot == opened.slot && self.opened.instance() == opened.instance();
         if same && !Arc::ptr_eq(&self.opened, opened) {
+            // Another session has mapped every segment anew; the old one hears of none that is given back.
+            self.is_stale |= self.opened.attachment_number() != opened.attachment_number();
             self.opened = Arc::clone(opened);
         }
         same
