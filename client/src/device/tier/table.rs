@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(ranges(&[]), []);
         assert_eq!(ranges(&[3, 4, 68, 133, 9000]), [3..69, 133..134, 9000..9001]);
         let far: Vec<u64> = (0..33).map(|n| n * 1000).collect();
-        assert_eq!(ranges(&far), [0..32_001]);
+        assert!(ranges(&far).iter().eq([&(0..32_001)]));
         assert_eq!(ranges(&far[..32]).len(), 32);
     }
 }
