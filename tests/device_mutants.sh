@@ -52,10 +52,6 @@ mutant forms_by_index tier/table.rs 's/\*known == number/*known != u32::MAX/' \
     device_graph a_replay_reads
 mutant segments_stay tier/table.rs 's/if unmapped == self\.unmapped && !changes\.everything/if !changes.everything/' \
     device_sessions segments_that_come_and_go
-mutant other_session tier/table.rs 's/self\.is_stale \|= /self.is_stale \&= /' \
-    device_sessions rows_are_right_after_a_session
-mutant no_sweep tier/cache.rs 's/SWEEP_AFTER: u64 = 1 << 16/SWEEP_AFTER: u64 = (1 << 18) - 1/' \
-    device_words a_word_that_comes_back_after
 mutant no_wrap tier/cache.rs 's/WRAP_AFTER: u64 = 1 << 18/WRAP_AFTER: u64 = 1 << 62/' \
     device_words a_word_that_comes_back_after
 mutant neither tier/cache.rs 's/SWEEP_AFTER: u64 = 1 << 16/SWEEP_AFTER: u64 = 1 << 61/;s/WRAP_AFTER: u64 = 1 << 18/WRAP_AFTER: u64 = 1 << 62/' \

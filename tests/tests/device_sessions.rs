@@ -25,18 +25,17 @@ fn hang_up() {
     assert!(ended > 0, "no connection was ended");
 }
 
-/// Fills what is free with other bytes, in pieces that leave no room, updates the tensor, and gives it all back: its
-/// blocks wander over all segments, which come and go.
-fn wander(daemon: &Daemon, client: &Client, table: &Table, version: u16) {
-    let filler =
-        |n: u16| (format!("filler-{n}"), Table { tensor: 80 + n, codec: CodecId::Raw, n_rows: 4096 });
-    for n in 0..4 {
-        let (name, filler) = filler(n);
-        filler.put(client, &name, version).expect("room");
-        let all: Vec<u64> = (0..ROWS).collect();
-        client.update("t", &all, &table.rows(0..ROWS, version)).expect("room");
-    }
-    (0..4).for_each(|n| client.remove(&filler(n).0).expect("it is there"));
+/// Puts a filler, and updates the tensor, so that its blocks lie in segments behind the filler's.
+fn go_behind(client: &Client, table: &Table, version: u16) {
+    let filler = Table { tensor: 80, codec: CodecId::Raw, n_rows: 12 << 10 };
+    filler.put(client, "filler", version).expect("room");
+    let all: Vec<u64> = (0..ROWS).collect();
+    client.update("t", &all, &table.rows(0..ROWS, version)).expect("room");
+}
+
+/// Removes the filler; the blocks behind it are moved, and their segments given back.
+fn come_back(daemon: &Daemon, client: &Client) {
+    client.remove("filler").expect("it is there");
     eventually("sparse segments that are given back", || {
         let pool = daemon.stats().pool;
         let is_dense = pool.segment_bytes < pool.used_bytes + (2 << 20);
@@ -66,19 +65,20 @@ fn rows_are_right_after_a_session_is_made_anew() {
         assert!(rows == table.rows(ids.iter().copied(), version), "{what}: version {version}");
     };
     let mut views = Vec::new();
-    for version in 2..2 + ROUNDS {
-        check(version - 1, "before");
+    for version in (2..2 + 2 * ROUNDS).step_by(2) {
+        let actor = daemon.client();
+        go_behind(&actor, &table, version);
+        check(version, "with all segments known");
         // Its attachment lives on with it, and with it the segments that it has mapped.
         views.push(client.open("kept").and_then(|handle| handle.view()).expect("it is raw"));
-        check(version - 1, "with all segments known");
-        let actor = daemon.client();
-        hang_up();
         drop(actor);
+        hang_up();
         let actor = daemon.client();
-        wander(&daemon, &actor, &table, version);
-        (0..2).for_each(|_| check(version, "after the session was lost"));
-        wander(&daemon, &actor, &table, version);
-        (0..2).for_each(|_| check(version, "after more of it"));
+        come_back(&daemon, &actor);
+        go_behind(&actor, &table, version + 1);
+        (0..2).for_each(|_| check(version + 1, "after the session was lost"));
+        come_back(&daemon, &actor);
+        (0..2).for_each(|_| check(version + 1, "after more of it"));
     }
     for view in &views {
         let bytes = view.block(0).expect("a view outlives its session");
@@ -100,26 +100,15 @@ fn segments_that_come_and_go_are_found_where_they_are_now() {
     let device = device.expect("it fits");
     let ids: Vec<u64> = (0..ROWS).step_by(7).collect();
     let on_gpu = gpu.ids(&ids).expect("few ids");
-    let all: Vec<u64> = (0..ROWS).collect();
+    let check = |version: u16, what: &str| {
+        let rows = device.gather(&on_gpu).and_then(|rows| rows.to_host()).expect("rows");
+        assert!(rows == table.rows(ids.iter().copied(), version), "{what}: version {version}");
+    };
     for version in 2..6 {
-        let filler = Table { tensor: 80, codec: CodecId::Raw, n_rows: 12 << 10 };
-        // The tensor moves behind the filler, is gathered there, and moves back when the segments are given back.
-        filler.put(&client, "filler", version).expect("room");
-        client.update("t", &all, &table.rows(0..ROWS, version)).expect("room");
-        for what in ["behind", "moved"] {
-            for _ in 0..2 {
-                let rows = device.gather(&on_gpu).and_then(|rows| rows.to_host()).expect("rows");
-                assert!(rows == table.rows(ids.iter().copied(), version), "{what}: version {version}");
-            }
-            if what == "behind" {
-                client.remove("filler").expect("it is there");
-                eventually("sparse segments that are given back", || {
-                    let pool = daemon.stats().pool;
-                    let is_dense = pool.segment_bytes < pool.used_bytes + (2 << 20);
-                    (is_dense && pool.returning_bytes == 0).then_some(())
-                });
-            }
-        }
+        go_behind(&client, &table, version);
+        (0..2).for_each(|_| check(version, "behind"));
+        come_back(&daemon, &client);
+        (0..2).for_each(|_| check(version, "moved"));
     }
     drop(device);
     daemon.quiet();

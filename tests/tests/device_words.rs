@@ -115,7 +115,7 @@ fn a_store_is_seen_however_far_the_ring_came_round() {
     for others in [0, 1, RING - 2, RING - 1, RING, RING + 1, 2 * RING - 1, 3 * RING + 7, 9 * RING] {
         for block_idx in [0, 2] {
             let what = format!("block {block_idx}, then {others} stores");
-            drop(stage.change(block_idx));
+            stage.change(block_idx);
             stage.tell(others);
             stage.check(&what);
             stage.check(&what);
@@ -196,7 +196,7 @@ fn a_block_that_is_not_in_the_pool_is_named() {
     // Rows of other blocks come all the same, from the cache and from the pool.
     stage.check_rows(&[0, 5, 1024, 1098], "rows of other blocks");
     stage.sequences[1] = 2;
-    drop(stage.change(1));
+    stage.change(1);
     stage.check("it is back");
 }
 
@@ -217,7 +217,7 @@ fn a_block_that_comes_while_its_gather_is_on_its_way_is_gathered_again() {
             stage.sequences[block_idx] = sequence;
             let on_gpu = stage.gpu.ids(ids).expect("few ids");
             let pending = stage.device.gather(&on_gpu).expect("it is launched");
-            drop(stage.change(block_idx));
+            stage.change(block_idx);
             let rows = pending.to_host().expect("they are there now");
             stage.look(ids, &rows, &format!("with block {block_idx} back"));
             stage.check("afterwards");

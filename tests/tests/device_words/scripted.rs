@@ -1,11 +1,12 @@
 //! A tensor of a scripted daemon: the test stores words, bytes and changes in the ring as it likes.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, listen, socket};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use tierpack_client::{Client, CodecId, Dtype, Handle};
 use tierpack_kernels::codec::{Encoding, encode_block};
@@ -115,7 +116,7 @@ impl Scripted {
 
     /// Leases that the client has taken.
     pub(crate) fn leases(&self) -> usize {
-        self.page.lock().expect("no panic").as_ref().map_or(0, ClientPage::leases_taken)
+        self.page.lock().as_ref().map_or(0, ClientPage::leases_taken)
     }
 
     pub(crate) fn free(&mut self, extent: Extent) {
@@ -200,7 +201,7 @@ fn answer(
             continue;
         }
         let (mine, page) = ClientPage::create(ID).expect("memory");
-        *place.lock().expect("no panic") = Some(mine);
+        *place.lock() = Some(mine);
         let header = directory.header_segment();
         let number = |kind, serial| SegmentId { kind, index: 0, serial };
         let reply =
