@@ -56,8 +56,13 @@ fn run(gpus: &Gpus, table: Table, change: Change, point: Point) -> Option<Found>
             change.settle(&daemon, &actor);
             done
         });
-        let mut is_reached = is_stopped(pid);
-        while !is_reached && !acting.is_finished() {
+        // What is freed in the background comes to its point after the change was acknowledged.
+        let (mut is_reached, mut since) = (is_stopped(pid), Instant::now());
+        let known = change.points().contains(&point);
+        while !is_reached && (!acting.is_finished() || known && since.elapsed() < LONG_PATIENCE) {
+            if !acting.is_finished() {
+                since = Instant::now();
+            }
             thread::sleep(Duration::from_millis(1));
             is_reached = is_stopped(pid);
         }
@@ -78,6 +83,10 @@ fn run(gpus: &Gpus, table: Table, change: Change, point: Point) -> Option<Found>
         acting.join().expect("no panic").expect("a daemon that was stopped goes on");
         is_reached
     });
+    if !is_reached {
+        daemon.arm(point, "off");
+        continue_daemon(pid);
+    }
     (0..2).for_each(|_| found.add(&readers.read(&progress, true)));
     found.check(&what);
     drop(readers);

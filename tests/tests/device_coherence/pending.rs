@@ -17,6 +17,9 @@ use super::{CODECS, PROGRAM, SERVE, in_mode};
 /// Points of a client that lie on the way of a gather on a GPU.
 const POINTS: [Point; 3] = [Point::LeaseTaken, Point::OverlayFound, Point::LeaseEnding];
 
+/// All changes but the last: segments are not emptied while a lease holds what lies in them.
+const CHANGES: &[Change] = Change::ALL.split_last().expect("there are changes").1;
+
 /// Puts tensors until the pool is full, and removes them, so that all memory that is free has been written.
 fn overwrite_what_is_free(client: &Client) {
     let bytes = vec![0x5A; 128 << 10];
@@ -80,7 +83,7 @@ fn a_launch_that_is_pending_keeps_its_rows_whatever_changes() {
     }
     let gpus = Gpus::open();
     let (mut runs, mut rows) = (0, 0);
-    for (n, &change) in Change::ALL.iter().enumerate() {
+    for (n, &change) in CHANGES.iter().enumerate() {
         for codec in [CODECS[n % 4], CODECS[(n + 1) % 4]].map(|codec| change.codec(codec)) {
             rows += change_before_the_gpu_works(&gpus, Table { tensor: TARGET, codec, n_rows: ROWS }, change);
             runs += 1;
@@ -175,7 +178,7 @@ fn a_reader_that_is_stopped_at_a_point_of_its_own_reads_no_stale_row() {
     }
     let (gpus, mut found, mut runs) = (Gpus::open(), Found::default(), 0);
     for (m, point) in POINTS.into_iter().enumerate() {
-        for (n, &change) in Change::ALL.iter().enumerate() {
+        for (n, &change) in CHANGES.iter().enumerate() {
             let table = Table { tensor: TARGET, codec: change.codec(CODECS[(n + m) % 4]), n_rows: ROWS };
             found.add(&change_while_a_reader_is_stopped(&gpus, table, change, point));
             runs += 1;
