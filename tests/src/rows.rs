@@ -5,6 +5,7 @@
 use tierpack_client::{Client, CodecChoice, CodecId, Dtype, Error, PutOptions};
 
 use crate::data::{Random, Words};
+use crate::raw;
 
 /// Bytes of a row.
 pub const ROW_BYTES: usize = 512;
@@ -76,6 +77,19 @@ impl Table {
         let shape = [self.n_rows, ROW_BYTES as u64 * 8 / bits];
         client.put_with(name, dtype, &shape, &mut &bytes[..], &options).map(drop)
     }
+}
+
+/// Puts tensors until the pool is full, and removes them, so that all memory that is free has been written.
+///
+/// # Panics
+/// When nothing fits, or nothing can be removed.
+pub fn overwrite_what_is_free(client: &Client) {
+    let bytes = vec![0x5A; 128 << 10];
+    let name = |n: usize| format!("filler-{n}");
+    let put = |n| client.put_with(&name(n), Dtype::U8, &[128 << 10], &mut &bytes[..], &raw());
+    let n = (0..).find(|&n| put(n).is_err()).expect("a pool gets full");
+    assert!(n > 1, "only {n} fillers fit: nothing was overwritten");
+    (0..n).for_each(|n| client.remove(&name(n)).expect("it was put"));
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! A gather within a CUDA graph: a replay gathers the tensor as it was at the last refresh, whatever happens to it.
 
-use tierpack_client::{CacheConfig, Client, CodecId, Dtype, Error, Gpu, GpuConfig, GpuError, RefitMode};
+use tierpack_client::{CacheConfig, Client, CodecId, Error, Gpu, GpuConfig, GpuError, RefitMode};
+use tierpack_tests::Daemon;
 use tierpack_tests::device::{ACCESSES, MODES, in_child};
-use tierpack_tests::rows::{ROW_BYTES, Table};
-use tierpack_tests::{Daemon, raw};
+use tierpack_tests::rows::{ROW_BYTES, Table, overwrite_what_is_free};
 
 #[path = "device_graph/captured.rs"]
 mod captured;
@@ -20,16 +20,6 @@ fn start() -> Daemon {
 
 fn table(codec: CodecId) -> Table {
     Table { tensor: 1, codec, n_rows: ROWS }
-}
-
-/// Puts tensors until the pool is full, and removes them, so that all memory that is free has been written.
-fn overwrite_what_is_free(client: &Client) {
-    let bytes = vec![0x5A; 128 << 10];
-    let name = |n: usize| format!("filler-{n}");
-    let put = |n| client.put_with(&name(n), Dtype::U8, &[128 << 10], &mut &bytes[..], &raw());
-    let n = (0..).find(|&n| put(n).is_err()).expect("a pool gets full");
-    assert!(n > 1, "only {n} fillers fit: nothing was overwritten");
-    (0..n).for_each(|n| client.remove(&name(n)).expect("it was put"));
 }
 
 fn update(client: &Client, table: &Table, rows: &[u64], version: u16) {

@@ -3,11 +3,11 @@
 use std::thread;
 use std::time::Duration;
 
-use tierpack_client::{CacheConfig, Client, Dtype};
+use tierpack_client::CacheConfig;
 use tierpack_shm::faults::{Point, set};
 use tierpack_tests::device::say;
-use tierpack_tests::rows::{ROW_BYTES, Table};
-use tierpack_tests::{Daemon, eventually, raw};
+use tierpack_tests::rows::{ROW_BYTES, Table, overwrite_what_is_free};
+use tierpack_tests::{Daemon, eventually};
 
 use super::change::{Change, FEW, Progress, ROWS, TARGET};
 use super::readers::{Found, Gpus, Readers};
@@ -19,16 +19,6 @@ const POINTS: [Point; 3] = [Point::LeaseTaken, Point::OverlayFound, Point::Lease
 
 /// All changes but the last: segments are not emptied while a lease holds what lies in them.
 const CHANGES: &[Change] = Change::ALL.split_last().expect("there are changes").1;
-
-/// Puts tensors until the pool is full, and removes them, so that all memory that is free has been written.
-fn overwrite_what_is_free(client: &Client) {
-    let bytes = vec![0x5A; 128 << 10];
-    let name = |n: usize| format!("filler-{n}");
-    let put = |n| client.put_with(&name(n), Dtype::U8, &[128 << 10], &mut &bytes[..], &raw());
-    let n = (0..).find(|&n| put(n).is_err()).expect("a pool gets full");
-    assert!(n > 1, "only {n} fillers fit: nothing was overwritten");
-    (0..n).for_each(|n| client.remove(&name(n)).expect("it was put"));
-}
 
 /// Rows of the tensor, with the version that all of them must have.
 fn check_all(bytes: &[u8], ids: &[u64], table: &Table, version: impl Fn(u64) -> u16, what: &str) -> u64 {
