@@ -1,11 +1,11 @@
-//! Faults that users of caches in GPU memory met: C17, C20, C25 and C76 of CASES.md on the Device tier.
+//! Faults that users of caches in GPU memory met: C17, C20, C25, C34, C71 and C76 of CASES.md on the Device tier.
 
 use std::thread;
 
 use cudarc::driver::result;
 use tierpack_client::{CacheConfig, Client, DeviceHandle, Dtype, Error, Gpu, GpuConfig, GpuError};
 use tierpack_tests::data::Random;
-use tierpack_tests::device::{ACCESSES, MODES, in_child};
+use tierpack_tests::device::{ACCESSES, MODES, Trace, in_child};
 use tierpack_tests::{Daemon, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
@@ -169,4 +169,60 @@ fn a_process_that_sees_no_device_gathers_by_the_cpu() {
     let handle = daemon.client().open("t").expect("it is there");
     let rows = handle.gather(&[99_u64, 5]).expect("rows in range");
     assert_eq!(rows.as_bytes().chunks_exact(128).map(ends).collect::<Vec<_>>(), [(99, 99), (5, 5)]);
+}
+
+/// C34: more gathers than there are leases, none waited for, each with rows of its own.
+#[test]
+fn gathers_back_to_back_keep_what_they_read() {
+    // A thousand launches at a time are slow where a stand-in runs them one by one.
+    let settings = if full() { [MODES, ACCESSES].concat() } else { vec![MODES[0], ACCESSES[1]] };
+    if !in_child("gathers_back_to_back_keep_what_they_read", &settings) {
+        return;
+    }
+    let (daemon, gpu) = (start(), open());
+    let client = daemon.client();
+    put(&client, "t", 1000, |row| row * 7);
+    let handle = client.open("t").expect("it is there");
+    let device = handle.on_device(&gpu, CacheConfig::new(20_000)).expect("it fits");
+    let batch = |n: u64| (0..4).map(move |k| (n * 13 + k * 251) % 1000);
+    let gather = |n: u64| device.gather(&gpu.ids(&batch(n).collect::<Vec<_>>())?);
+    let pending: Vec<_> = (0..1100).map(|n| gather(n).expect("rows that are there")).collect();
+    for (rows, n) in pending.iter().zip(0..) {
+        let rows = rows.to_host().expect("rows that are there");
+        let is_right =
+            rows.chunks_exact(128).zip(batch(n)).all(|(bytes, row)| ends(bytes) == (row * 7, row * 7));
+        assert!(is_right, "gather {n}");
+    }
+    drop((pending, device));
+    daemon.quiet();
+}
+
+/// C71: caches that come and go in other sizes, clients and GPUs with them: what is registered is unregistered.
+#[test]
+fn caches_that_come_and_go_leave_nothing_registered() {
+    let trace = Trace::new();
+    if !in_child("caches_that_come_and_go_leave_nothing_registered", &[&[("FAKE_CUDA_TRACE", trace.path())]])
+    {
+        return;
+    }
+    let daemon = start();
+    let owner = daemon.client();
+    for round in 0..if full() { 200 } else { 20 } {
+        // The pool grows on the way.
+        put(&owner, &format!("t{round}"), 2000, |row| row + round);
+        let (client, gpu) = (daemon.client(), open());
+        let handle = client.open(&format!("t{round}")).expect("it is there");
+        let device = handle.on_device(&gpu, CacheConfig::new(round * 5000)).expect("it fits");
+        for _ in 0..2 {
+            let rows =
+                device.gather(&gpu.ids(&[round, 1999]).expect("few ids")).expect("rows that are there");
+            let rows = rows.to_host().expect("rows that are there");
+            assert_eq!(ends(&rows[..128]), (2 * round, 2 * round));
+            assert_eq!(ends(&rows[128..]), (1999 + round, 1999 + round));
+        }
+        drop((device, handle, client, gpu));
+        let [made, ended] = ["cuMemHostRegister_v2", "cuMemHostUnregister"].map(Trace::count);
+        assert!(made > 0 && made == ended, "round {round}: {made} registered, {ended} unregistered");
+    }
+    daemon.quiet();
 }
