@@ -233,8 +233,18 @@ impl Inner {
     /// Submits a batch, and watches it from then on.
     fn fly(&self, batch: Batch, load: Load, stream: &Stream) -> core::result::Result<Arc<Flight>, Unqueued> {
         let work = batch.into_work(self.device.facts().n_multiprocessors);
-        let mut run = self.run(work.bytes())?;
-        if let Err(failed) = raw::submit(&mut run, &self.kernels, &work, stream, &load) {
+        self.start(work.bytes(), load, |run, load| raw::submit(run, &self.kernels, &work, stream, load))
+    }
+
+    /// Submits what needs a run of so many bytes, and watches it from then on.
+    pub(super) fn start(
+        &self,
+        bytes: u64,
+        load: Load,
+        submit: impl FnOnce(&mut Run, &Load) -> core::result::Result<(), Unqueued>,
+    ) -> core::result::Result<Arc<Flight>, Unqueued> {
+        let mut run = self.run(bytes)?;
+        if let Err(failed) = submit(&mut run, &load) {
             if !failed.is_quiet {
                 abandon(run, load, &failed.error);
             }
@@ -246,7 +256,7 @@ impl Inner {
     }
 
     /// A run that is free, or a new one.
-    pub(super) fn run(&self, bytes: u64) -> core::result::Result<Run, GpuError> {
+    fn run(&self, bytes: u64) -> core::result::Result<Run, GpuError> {
         if let Some(run) = self.runs.take(bytes) {
             return Ok(run);
         }

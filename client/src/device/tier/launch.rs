@@ -22,7 +22,7 @@ use tierpack_shm::page::{Counter, DeviceAccess};
 use super::ids::Ids;
 use super::raw;
 use super::{State, Tier};
-use crate::device::flight::{Flight, Load, abandon};
+use crate::device::flight::{Flight, Load};
 use crate::device::gpu;
 use crate::device::plan::OwnedGuard;
 use crate::error::Result;
@@ -229,15 +229,8 @@ fn load(locked: &Locked<'_>, guards: Vec<OwnedGuard>, requests: &[Request]) -> L
 
 /// Submits the work, and watches it from then on.
 pub(super) fn fly(gpu: &gpu::Inner, work: &GatherWork, load: Load, stream: &Stream) -> Result<Arc<Flight>> {
-    let mut run = gpu.run(work.needed())?;
     let kernels = gpu.gather_kernels()?;
-    if let Err(failed) = raw::submit(&mut run, &kernels, work, stream, &load) {
-        if !failed.is_quiet {
-            abandon(run, load, &failed.error);
-        }
-        return Err(failed.error.into());
-    }
-    let flight = Flight::new(run, load, &gpu.runs);
-    gpu.reaper.watch(Arc::clone(&flight));
-    Ok(flight)
+    let submitted =
+        gpu.start(work.needed(), load, |run, load| raw::submit(run, &kernels, work, stream, load));
+    submitted.map_err(|failed| failed.error.into())
 }
