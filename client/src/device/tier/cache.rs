@@ -81,9 +81,9 @@ impl Cache {
     }
 
     pub(super) fn restore(&self, before: CacheState) {
-        let mut state = self.state.lock();
-        state.swept = before.swept;
-        state.is_unset |= before.is_unset;
+        // Not ahead: another thread may have gone back further meanwhile.
+        self.rewind(before.swept);
+        self.state.lock().is_unset |= before.is_unset;
     }
 
     /// Lines may have words as old as those that were loaded where the ring stood at `tail`.
