@@ -40,7 +40,7 @@ impl Peer {
         assert_eq!(descriptors, message.descriptors());
         match message {
             ClientMessage::Request { id, request, .. } => (id, request),
-            other @ ClientMessage::Unmapped { .. } => panic!("{other:?}"),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -50,7 +50,7 @@ impl Peer {
         let received = recv(&self.0, &mut buf).ok()?;
         match decode(&buf[..received.len]).unwrap() {
             ClientMessage::Request { id, request, .. } => Some((id, request)),
-            other @ ClientMessage::Unmapped { .. } => panic!("{other:?}"),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -33,10 +33,12 @@ pub use refusal::{ErrorCode, Refusal};
 pub enum Protocol {
     /// The first.
     V1 = 1,
+    /// Sessions detach from a namespace, lose the right to one, and say goodbye.
+    V2 = 2,
 }
 
 /// The version that this build speaks.
-pub const PROTOCOL_VERSION: u16 = Protocol::V1 as u16;
+pub const PROTOCOL_VERSION: u16 = Protocol::V2 as u16;
 
 /// Bytes of a message, checksum included.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
@@ -113,6 +115,13 @@ pub enum ClientMessage {
         /// Which.
         segments: Vec<SegmentId>,
     },
+    /// The client has ended its leases in a namespace and unmapped all of it; it may attach again.
+    Detach {
+        /// The namespace.
+        namespace: u32,
+    },
+    /// The client has ended all its leases and closes its socket next.
+    Goodbye,
 }
 
 /// What a client asks.
@@ -252,6 +261,13 @@ pub enum DaemonMessage {
         /// Which.
         segments: Vec<SegmentId>,
     },
+    /// The right to read a namespace was taken away: no segment of it is announced any more.
+    ///
+    /// Answered with [`ClientMessage::Detach`] once no guard reads it.
+    Detached {
+        /// The namespace.
+        namespace: u32,
+    },
 }
 
 impl DaemonMessage {
@@ -261,7 +277,7 @@ impl DaemonMessage {
             Self::Reply { result: Ok(Reply::Attached { .. }), .. } => 2,
             Self::Reply { result: Ok(Reply::FileMetadata(Some(Blob::Descriptor { .. }))), .. } => 1,
             Self::Segments { segments, .. } => segments.len(),
-            Self::Reply { .. } | Self::Retired { .. } => 0,
+            Self::Reply { .. } | Self::Retired { .. } | Self::Detached { .. } => 0,
         }
     }
 }
@@ -275,7 +291,7 @@ impl ClientMessage {
                 request: Request::PutChunk { data, .. } | Request::Update(Update { data, .. }),
                 ..
             } => Some(data),
-            Self::Request { .. } | Self::Unmapped { .. } => None,
+            Self::Request { .. } | Self::Unmapped { .. } | Self::Detach { .. } | Self::Goodbye => None,
         };
         usize::from(matches!(blob, Some(Blob::Descriptor { .. })))
     }

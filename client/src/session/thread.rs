@@ -121,6 +121,7 @@ impl Thread<'_> {
                 self.map(namespace, segments, received.descriptors)
             }
             DaemonMessage::Retired { namespace, segments } => self.unmap(namespace, segments),
+            DaemonMessage::Detached { .. } => Ok(()),
         }
     }
 

@@ -278,6 +278,15 @@ impl Server {
                 let number = session.number;
                 self.release(number, |found, id| found == namespace && segments.contains(&id));
             }
+            ClientMessage::Detach { namespace } => {
+                let session = &mut self.sessions[key];
+                let number = session.number;
+                if let Some(attached) = session.attached.remove(&namespace) {
+                    attached.namespace.detach(number);
+                    self.release(number, |found, _| found == namespace);
+                }
+            }
+            ClientMessage::Goodbye => self.sessions[key].said_goodbye = true,
         }
         Ok(())
     }

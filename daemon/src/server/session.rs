@@ -81,6 +81,8 @@ pub(crate) struct Session {
     pub(crate) settled: bool,
     /// Requests that workers have.
     pub(crate) in_flight: usize,
+    /// Whether its client has ended its leases and is about to close.
+    pub(crate) said_goodbye: bool,
     fd: OwnedFd,
     waiting: VecDeque<Outgoing>,
     waiting_bytes: usize,
@@ -97,6 +99,7 @@ impl Session {
             attached: BTreeMap::new(),
             settled: false,
             in_flight: 0,
+            said_goodbye: false,
             fd,
             waiting: VecDeque::new(),
             waiting_bytes: 0,

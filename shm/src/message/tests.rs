@@ -77,7 +77,8 @@ fn client_messages() -> Vec<ClientMessage> {
     let segment = SegmentId { kind: SegmentKind::Data, index: 4, serial: 5 };
     let requests =
         requests().into_iter().map(|request| ClientMessage::Request { id: 9, deadline_ms: 8, request });
-    requests.chain([ClientMessage::Unmapped { namespace: 3, segments: vec![segment] }]).collect()
+    let unmapped = ClientMessage::Unmapped { namespace: 3, segments: vec![segment] };
+    requests.chain([unmapped, ClientMessage::Detach { namespace: 3 }, ClientMessage::Goodbye]).collect()
 }
 
 fn daemon_messages() -> Vec<DaemonMessage> {
@@ -122,6 +123,7 @@ fn daemon_messages() -> Vec<DaemonMessage> {
     let mut all: Vec<_> = results.map(|result| DaemonMessage::Reply { id: 6, result }).collect();
     all.push(DaemonMessage::Segments { namespace: 1, segments: vec![(segment, 64)] });
     all.push(DaemonMessage::Retired { namespace: 1, segments: vec![segment] });
+    all.push(DaemonMessage::Detached { namespace: 1 });
     all
 }
 
