@@ -8,9 +8,11 @@
 //! The socket stays open until the last `Session` is dropped, even after the thread has ended: the daemon counts the
 //! leases of this client until it sees the hang-up, and somebody may still read under one.
 //!
-//! Locks: `Inner::state` only; it is held for map operations, never while sending, receiving or mapping.
+//! Locks: `Inner::state`, held for map operations, never while sending, receiving or mapping; and `Inner::outbox`, held
+//! while one message is sent to a socket that does not block. Neither is taken while the other is held.
 
 mod greeting;
+mod outbox;
 mod thread;
 
 pub(crate) use thread::block_signals;
@@ -36,9 +38,12 @@ use tierpack_shm::segment::SegmentKind;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::protocol::{ProtocolFault, Subject, refused};
+use crate::repeat::while_busy;
 use crate::wire;
 
-/// How long a message that nobody asked for may wait for room in the socket.
+use outbox::Outbox;
+
+/// The deadline of a request that nobody waits for.
 const UNASKED_LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection to a daemon.
@@ -56,6 +61,7 @@ struct Inner {
     instance: u64,
     hung_up: Arc<AtomicBool>,
     next_id: AtomicU64,
+    outbox: Mutex<Outbox>,
     state: Mutex<State>,
     /// Signaled when a namespace is attached, a segment is mapped, or the session ends.
     changed: Condvar,
@@ -113,6 +119,7 @@ impl Session {
             instance,
             hung_up: Arc::new(AtomicBool::new(false)),
             next_id: AtomicU64::new(1),
+            outbox: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -135,20 +142,28 @@ impl Session {
         !self.inner.hung_up.load(Ordering::Acquire) && !wire::is_hung_up(self.inner.socket.as_fd())
     }
 
-    /// Sends a request and waits for its reply.
+    /// Sends a request and waits for its reply, again and again while the daemon is busy.
     pub(crate) fn request(
         &self,
         subject: &Subject<'_>,
         request: Request,
         deadline: &Deadline,
     ) -> Result<Reply> {
-        match self.send(subject, request, None, deadline)?.wait(subject)? {
-            Answer::Reply(reply, _) => Ok(reply),
-            Answer::Attached(_) => Err(subject.fault(ProtocolFault::Reply)),
-        }
+        self.ask(subject, request, None, deadline)?.reply(subject)
     }
 
-    /// Sends a request, with the descriptor that it names, if any.
+    /// As [`Session::request`], for a request or a reply that may name a descriptor.
+    pub(crate) fn ask(
+        &self,
+        subject: &Subject<'_>,
+        request: Request,
+        descriptor: Option<BorrowedFd<'_>>,
+        deadline: &Deadline,
+    ) -> Result<Answer> {
+        while_busy(deadline, || self.send(subject, request.clone(), descriptor, deadline)?.wait(subject))
+    }
+
+    /// Sends a request once, with the descriptor that it names, if any.
     pub(crate) fn send(
         &self,
         subject: &Subject<'_>,
@@ -183,8 +198,7 @@ impl Session {
             is_answered: false,
         };
         let system = |source| Error::System { operation: subject.operation, source };
-        let sent = encode(&message)
-            .and_then(|bytes| wire::send(&inner.socket, &bytes, descriptor.as_slice(), deadline));
+        let sent = encode(&message).and_then(|bytes| inner.send(&bytes, descriptor.as_slice(), deadline));
         sent.map_err(|source| {
             inner.forget(id);
             match source {
@@ -200,6 +214,15 @@ impl Session {
     ///
     /// A name can come to mean another number: its namespace was removed and made again.
     pub(crate) fn attach(
+        &self,
+        subject: &Subject<'_>,
+        number: u32,
+        deadline: &Deadline,
+    ) -> Result<Arc<Attachment>> {
+        while_busy(deadline, || self.attach_once(subject, number, deadline))
+    }
+
+    fn attach_once(
         &self,
         subject: &Subject<'_>,
         number: u32,
@@ -266,6 +289,8 @@ impl Drop for Session {
             let _ = ManuallyDrop::new(Arc::clone(&self.inner));
             return;
         }
+        // Every lease was a guard of somebody who kept this session.
+        self.inner.outbox.lock().close(&self.inner.socket);
         // The socket may be shut down already.
         let _ = shutdown(self.inner.socket.as_fd().as_raw_fd(), Shutdown::Both);
         let thread = self.thread.take().map(ManuallyDrop::into_inner);
@@ -286,14 +311,24 @@ impl Inner {
     fn abort_put(&self, transfer: u64) {
         // Relaxed: an id only has to be unique. Nobody waits for the reply.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let deadline = Deadline::after(UNASKED_LIMIT);
-        let request = Request::PutAbort { transfer };
-        let message = ClientMessage::Request { id, deadline_ms: deadline.left_ms(), request };
-        let sent = encode(&message).and_then(|bytes| wire::send(&self.socket, &bytes, &[], &deadline));
-        if let Err(error) = sent {
-            // The daemon ends a put that idles, and every put of a session that hangs up.
-            tracing::debug!(transfer, error = %error, "a put that nobody waits for goes on");
+        let mut outbox = self.outbox.lock();
+        outbox.put_abort(id, transfer);
+        // What is left goes with the next message, or is sent by the thread: a socket that is full holds requests, whose
+        // replies wake it. The daemon ends a put that idles, and every put of a session that hangs up.
+        if let Err(error) = outbox.flush(&self.socket) {
+            tracing::debug!(transfer, error = %error, "the abort of a put that nobody waits for has to wait");
         }
+    }
+
+    /// Sends a message after all that waits in the outbox; waits for room until the deadline.
+    fn send(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        deadline: &Deadline,
+    ) -> core::result::Result<(), ShmError> {
+        let try_send = || self.outbox.lock().send(&self.socket, bytes, descriptors);
+        wire::until_sent(&self.socket, deadline, try_send)
     }
 
     /// Lets others ask for a namespace again.
@@ -336,6 +371,16 @@ impl End {
                 }
                 _ => Error::Protocol { operation, source: Arc::clone(fault) },
             },
+        }
+    }
+}
+
+impl Answer {
+    /// The reply to a request that attaches nothing.
+    pub(crate) fn reply(self, subject: &Subject<'_>) -> Result<Reply> {
+        match self {
+            Self::Reply(reply, _) => Ok(reply),
+            Self::Attached(_) => Err(subject.fault(ProtocolFault::Reply)),
         }
     }
 }

@@ -87,9 +87,21 @@ pub(crate) fn send(
     descriptors: &[BorrowedFd<'_>],
     deadline: &Deadline,
 ) -> Result<(), ShmError> {
+    until_sent(&fd, deadline, || socket::send(&fd, bytes, descriptors))
+}
+
+/// Calls `try_send` until it no longer would block.
+///
+/// # Errors
+/// [`ShmError::WouldBlock`] when it would at the deadline; else its own.
+pub(crate) fn until_sent(
+    fd: impl AsFd,
+    deadline: &Deadline,
+    mut try_send: impl FnMut() -> Result<(), ShmError>,
+) -> Result<(), ShmError> {
     let mut was_ready = false;
     loop {
-        match socket::send(&fd, bytes, descriptors) {
+        match try_send() {
             Err(ShmError::WouldBlock) if !deadline.left().is_zero() => {}
             done => return done,
         }

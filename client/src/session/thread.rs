@@ -1,7 +1,7 @@
 //! The session thread: the only one that receives.
 //!
 //! It hands replies to their waiters, maps segments that the daemon announces, unmaps the ones that it retires and
-//! says so.
+//! says so: through the outbox, since it never waits for the daemon to read.
 //! While nothing is waiting on the socket it fills the page tables of what it has mapped, one segment at a time, so
 //! that the first reads do not fault.
 //! It owns the table of attached namespaces, and only it knows the serial numbers of their segments.
@@ -18,16 +18,14 @@ use tierpack_shm::attachment::Attachment;
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{
-    ClientMessage, DaemonMessage, MAX_MESSAGE_BYTES, Refusal, Reply, SegmentId, check_descriptors, decode,
-    encode,
+    DaemonMessage, MAX_MESSAGE_BYTES, Refusal, Reply, SegmentId, check_descriptors, decode,
 };
 use tierpack_shm::page::NamespaceId;
 use tierpack_shm::segment::SegmentKind;
 use tierpack_shm::socket;
 use tierpack_shm::types::index;
 
-use super::{Answer, End, Inner, UNASKED_LIMIT, Waiter};
-use crate::deadline::Deadline;
+use super::{Answer, End, Inner, Waiter};
 use crate::protocol::ProtocolFault;
 use crate::wire;
 
@@ -99,8 +97,11 @@ impl Thread<'_> {
     /// One message, or one segment prefaulted while there is none.
     fn step(&mut self) -> Result<(), End> {
         let limit = (!self.to_prefault.is_empty()).then_some(Duration::ZERO);
-        let ready = wire::wait(self.inner.socket.as_fd(), PollFlags::POLLIN, limit)
+        let ready = wire::wait(self.inner.socket.as_fd(), self.flush(), limit)
             .map_err(|errno| ShmError::Io { operation: "wait for a socket", source: errno.into() })?;
+        if ready == PollFlags::POLLOUT {
+            return Ok(());
+        }
         if ready.is_empty() {
             if let Some((namespace, kind, index)) = self.to_prefault.pop_front()
                 && let Some(attachment) = self.attachments.get(&namespace)
@@ -122,6 +123,17 @@ impl Thread<'_> {
             }
             DaemonMessage::Retired { namespace, segments } => self.unmap(namespace, segments),
             DaemonMessage::Detached { .. } => Ok(()),
+        }
+    }
+
+    /// Sends what waits in the outbox as far as there is room; gives what to wait for.
+    fn flush(&self) -> PollFlags {
+        let mut outbox = self.inner.outbox.lock();
+        match outbox.flush(&self.inner.socket) {
+            Err(ShmError::WouldBlock) if outbox.is_full() => PollFlags::POLLOUT,
+            Err(ShmError::WouldBlock) => PollFlags::POLLIN | PollFlags::POLLOUT,
+            // The end of a connection is seen where it is read, after the last replies.
+            Ok(()) | Err(_) => PollFlags::POLLIN,
         }
     }
 
@@ -249,8 +261,8 @@ impl Thread<'_> {
             reach(Point::SegmentUnmapping);
             attachment.unmap(id.kind, index(u64::from(id.index)));
         }
-        let bytes = encode(&ClientMessage::Unmapped { namespace, segments })?;
-        Ok(wire::send(&self.inner.socket, &bytes, &[], &Deadline::after(UNASKED_LIMIT))?)
+        self.inner.outbox.lock().unmapped(namespace, segments);
+        Ok(())
     }
 }
 
