@@ -11,8 +11,11 @@
 //! Locks: `Inner::state`, held for map operations, never while sending, receiving or mapping; and `Inner::outbox`, held
 //! while one message is sent to a socket that does not block. Neither is taken while the other is held.
 
+mod end;
 mod greeting;
+mod leaving;
 mod outbox;
+mod room;
 mod thread;
 
 pub(crate) use thread::block_signals;
@@ -22,14 +25,14 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use nix::sys::socket::{Shutdown, shutdown};
 use parking_lot::{Condvar, Mutex};
-use tierpack_shm::attachment::Attachment;
+use tierpack_shm::attachment::{Attachment, Link};
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::fork::{ForkCookie, SessionSocket};
 use tierpack_shm::message::{ClientMessage, Refusal, Reply, Request, encode};
@@ -41,7 +44,9 @@ use crate::protocol::{ProtocolFault, Subject, refused};
 use crate::repeat::while_busy;
 use crate::wire;
 
+use end::{End, is_of_the_system, socket_closed};
 use outbox::Outbox;
+use room::{Apart, Key};
 
 /// The deadline of a request that nobody waits for.
 const UNASKED_LIMIT: Duration = Duration::from_secs(30);
@@ -59,7 +64,9 @@ struct Inner {
     socket: SessionSocket,
     cookie: ForkCookie,
     instance: u64,
-    hung_up: Arc<AtomicBool>,
+    link: Arc<Link>,
+    /// Device and number of the socket's file: its descriptor's number may come to mean another.
+    identity: (u64, u64),
     next_id: AtomicU64,
     outbox: Mutex<Outbox>,
     state: Mutex<State>,
@@ -72,6 +79,10 @@ struct State {
     waiters: HashMap<u64, Waiter>,
     /// By name; `None` while the daemon is being asked.
     attachments: HashMap<Arc<str>, Option<Arc<Attachment>>>,
+    /// Closed, and not yet detached from.
+    leaving: Vec<Arc<Attachment>>,
+    /// Announced, and not mapped.
+    apart: HashMap<Key, Apart>,
     end: Option<End>,
 }
 
@@ -80,13 +91,8 @@ struct Waiter {
     sender: Sender<core::result::Result<Answer, Refusal>>,
     /// The namespace that the request attaches.
     attaching: Option<Arc<str>>,
-}
-
-/// Why a session ended.
-#[derive(Clone, Debug)]
-enum End {
-    HungUp,
-    Fault(Arc<ProtocolFault>),
+    /// The namespace that the request removes.
+    removing: Option<Arc<str>>,
 }
 
 /// What came for a request.
@@ -95,6 +101,8 @@ enum End {
 pub(crate) enum Answer {
     Reply(Reply, Vec<OwnedFd>),
     Attached(Arc<Attachment>),
+    /// The reply came, and the system refused this process what it brought.
+    Failed(ShmError),
 }
 
 /// A request that was sent.
@@ -111,13 +119,24 @@ pub(crate) struct Pending {
 impl Session {
     /// Connects to the daemon at `path` and greets it.
     pub(crate) fn connect(path: &Path, cookie: ForkCookie, deadline: &Deadline) -> Result<Self> {
+        Self::connect_with(path, cookie, deadline, leaving::IDLE_LIMIT)
+    }
+
+    fn connect_with(
+        path: &Path,
+        cookie: ForkCookie,
+        deadline: &Deadline,
+        idle_limit: Duration,
+    ) -> Result<Self> {
         let (fd, instance) = greeting::greet(path, deadline)?;
         let system = |operation| move |source| Error::System { operation, source };
+        let identity = wire::identity(&fd).map_err(system("look at the session's socket"))?;
         let inner = Arc::new(Inner {
             socket: SessionSocket::new(fd).map_err(system("register the session's socket"))?,
             cookie,
             instance,
-            hung_up: Arc::new(AtomicBool::new(false)),
+            link: Arc::default(),
+            identity,
             next_id: AtomicU64::new(1),
             outbox: Mutex::default(),
             state: Mutex::default(),
@@ -126,7 +145,7 @@ impl Session {
         let shared = Arc::clone(&inner);
         let thread = std::thread::Builder::new()
             .name("tierpack-session".to_owned())
-            .spawn(move || thread::run(&shared))
+            .spawn(move || thread::run(&shared, idle_limit))
             .map_err(|source| Error::Thread { source })?;
         Ok(Self { inner, thread: Some(ManuallyDrop::new(thread)) })
     }
@@ -138,8 +157,8 @@ impl Session {
 
     /// Whether requests can be sent; asks the system, since the session thread may not have noticed yet.
     pub(crate) fn is_alive(&self) -> bool {
-        // Acquire: pairs with the Release in `Inner::end`.
-        !self.inner.hung_up.load(Ordering::Acquire) && !wire::is_hung_up(self.inner.socket.as_fd())
+        let inner = &self.inner;
+        inner.link.is_open() && inner.is_socket_open() && !wire::is_hung_up(inner.socket.as_fd())
     }
 
     /// Sends a request and waits for its reply, again and again while the daemon is busy.
@@ -175,6 +194,10 @@ impl Session {
             Request::Attach { namespace } => Some(Arc::from(namespace.as_str())),
             _ => None,
         };
+        let removing = match &request {
+            Request::NamespaceRemove { namespace, .. } => Some(Arc::from(namespace.as_str())),
+            _ => None,
+        };
         let inner = &self.inner;
         // Relaxed: an id only has to be unique.
         let id = inner.next_id.fetch_add(1, Ordering::Relaxed);
@@ -186,7 +209,7 @@ impl Session {
             if let Some(end) = &state.end {
                 return Err(end.error(subject.operation));
             }
-            state.waiters.insert(id, Waiter { sender, attaching });
+            state.waiters.insert(id, Waiter { sender, attaching, removing });
         }
         // From here on dropping `pending` takes the waiter away.
         let pending = Pending {
@@ -202,6 +225,11 @@ impl Session {
         sent.map_err(|source| {
             inner.forget(id);
             match source {
+                // Fails for everybody from now on.
+                ShmError::Io { .. } if !inner.is_socket_open() => {
+                    inner.end(End::SocketClosed);
+                    End::SocketClosed.error(subject.operation)
+                }
                 ShmError::Closed => End::HungUp.error(subject.operation),
                 ShmError::WouldBlock => deadline.passed(subject.operation),
                 source => system(source),
@@ -234,13 +262,14 @@ impl Session {
                 Some(Some(attachment)) if attachment.id().namespace == number => {
                     return Ok(Arc::clone(attachment));
                 }
-                Some(Some(_)) => break,
-                Some(None) => {
-                    if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
-                        return Err(deadline.passed(subject.operation));
-                    }
-                }
+                Some(Some(_)) => state.leave_name(subject.namespace),
+                // Being asked for, or still detached from: until no guard of it lives.
+                Some(None) => {}
+                None if state.end.is_none() && state.is_leaving(number) => {}
                 None => break,
+            }
+            if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
+                return Err(deadline.passed(subject.operation));
             }
         }
         if let Some(end) = &state.end {
@@ -253,21 +282,28 @@ impl Session {
         let pending = sent.inspect_err(|_| self.inner.unclaim(subject.namespace))?;
         match pending.wait(subject)? {
             Answer::Attached(attachment) => Ok(attachment),
-            Answer::Reply(..) => Err(subject.fault(ProtocolFault::Reply)),
+            Answer::Reply(..) | Answer::Failed(_) => Err(subject.fault(ProtocolFault::Reply)),
         }
     }
 
-    /// Waits until the session thread has mapped a segment; returns as well when the session ends.
+    /// Waits until the session thread has mapped a segment; returns as well when the session ends, or leaves the
+    /// namespace.
     ///
     /// The caller holds no guard: the daemon may be waiting for it.
     pub(crate) fn wait_mapped(
         &self,
-        attachment: &Attachment,
+        attachment: &Arc<Attachment>,
         (kind, segment_idx): (SegmentKind, usize),
         deadline: &Deadline,
     ) -> Result<()> {
+        let number = attachment.id().namespace;
+        let key = (number, kind, u32::try_from(segment_idx).unwrap_or(u32::MAX));
         let mut state = self.inner.state.lock();
-        while !attachment.is_mapped(kind, segment_idx) && state.end.is_none() {
+        while state.end.is_none() && !attachment.is_closed() && !attachment.is_mapped(kind, segment_idx) {
+            let tried = state.map_apart(&self.inner, attachment, key);
+            if tried.map_err(|source| Error::System { operation: "map new memory of the pool", source })? {
+                continue;
+            }
             if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
                 return Err(deadline.passed("wait for the daemon to send a segment"));
             }
@@ -286,6 +322,12 @@ impl Drop for Session {
         if !self.inner.cookie.is_here() {
             // The thread does not exist in a fork, and a lock or map may have been caught in the middle of a change:
             // leave everything where it is. The socket has been replaced when the process forked.
+            let _ = ManuallyDrop::new(Arc::clone(&self.inner));
+            return;
+        }
+        if !self.inner.is_socket_open() {
+            // The descriptor is not ours any more: it must not be closed by us, and the thread cannot be woken.
+            self.inner.end(End::SocketClosed);
             let _ = ManuallyDrop::new(Arc::clone(&self.inner));
             return;
         }
@@ -327,8 +369,18 @@ impl Inner {
         descriptors: &[BorrowedFd<'_>],
         deadline: &Deadline,
     ) -> core::result::Result<(), ShmError> {
-        let try_send = || self.outbox.lock().send(&self.socket, bytes, descriptors);
+        let try_send = || {
+            if !self.is_socket_open() {
+                return Err(socket_closed());
+            }
+            self.outbox.lock().send(&self.socket, bytes, descriptors)
+        };
         wire::until_sent(&self.socket, deadline, try_send)
+    }
+
+    /// Whether the descriptor is still that of the session's socket: the program may close what is not its own.
+    fn is_socket_open(&self) -> bool {
+        wire::identity(&self.socket).is_ok_and(|identity| identity == self.identity)
     }
 
     /// Lets others ask for a namespace again.
@@ -343,12 +395,16 @@ impl Inner {
 
     /// Ends the session: no guard is given any more, and nobody waits any more.
     fn end(&self, end: End) {
-        // Release: pairs with the Acquire in `Guard::new`.
-        self.hung_up.store(true, Ordering::Release);
+        match end {
+            End::SocketClosed => self.link.lose(),
+            End::HungUp | End::Fault(_) | End::System(_) => self.link.end(),
+        }
         let mut state = self.state.lock();
         state.end.get_or_insert(end);
         let waiters = std::mem::take(&mut state.waiters);
         state.attachments.clear();
+        state.leaving.clear();
+        state.apart.clear();
         drop(state);
         drop(waiters);
         self.changed.notify_all();
@@ -360,27 +416,12 @@ impl Inner {
     }
 }
 
-impl End {
-    fn error(&self, operation: &'static str) -> Error {
-        match self {
-            Self::HungUp => Error::Disconnected { operation },
-            Self::Fault(fault) => match **fault {
-                // It is this machine that refused, not the daemon that broke the protocol.
-                ProtocolFault::Message(ShmError::Map { len, source }) => {
-                    Error::System { operation, source: ShmError::Map { len, source } }
-                }
-                _ => Error::Protocol { operation, source: Arc::clone(fault) },
-            },
-        }
-    }
-}
-
 impl Answer {
     /// The reply to a request that attaches nothing.
     pub(crate) fn reply(self, subject: &Subject<'_>) -> Result<Reply> {
         match self {
             Self::Reply(reply, _) => Ok(reply),
-            Self::Attached(_) => Err(subject.fault(ProtocolFault::Reply)),
+            Self::Attached(_) | Self::Failed(_) => Err(subject.fault(ProtocolFault::Reply)),
         }
     }
 }
@@ -391,6 +432,7 @@ impl Pending {
         let received = self.receiver.recv_deadline(self.deadline.at());
         self.is_answered = received.is_ok();
         match received {
+            Ok(Ok(Answer::Failed(source))) => Err(Error::System { operation: subject.operation, source }),
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(refusal)) => Err(refused(refusal, subject, self.deadline.seconds())),
             Err(RecvTimeoutError::Timeout) => Err(self.deadline.passed(subject.operation)),
