@@ -1,19 +1,12 @@
-//! Bytes on their way to the daemon, and requests that are offered again while it is busy.
+//! Bytes on their way to the daemon.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use tierpack_shm::chunk::ChunkWriter;
-use tierpack_shm::message::{Blob, ErrorCode, MAX_INLINE_BYTES, Reply};
+use tierpack_shm::message::{Blob, MAX_INLINE_BYTES};
 use tierpack_shm::types::index;
 
-use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::protocol::{ProtocolFault, Subject};
-use crate::session::{Answer, Pending};
-
-/// Pauses before a request is offered again to a daemon that was busy: doubled from the first to the last.
-const BUSY_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(64));
 
 /// Bytes in the message, or in a sealed memory file beside it.
 #[derive(Debug)]
@@ -40,53 +33,6 @@ impl Chunk {
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.descriptor.as_ref().map(AsFd::as_fd)
     }
-}
-
-/// Sends and waits, again and again while the daemon is busy, until the deadline.
-///
-/// For requests that may be repeated.
-pub(crate) fn while_busy(
-    subject: &Subject<'_>,
-    deadline: &Deadline,
-    mut send: impl FnMut() -> Result<Pending>,
-) -> Result<Reply> {
-    let (mut pause, longest) = BUSY_PAUSES;
-    loop {
-        match send()?.wait(subject) {
-            Ok(Answer::Reply(reply, _)) => return Ok(reply),
-            Ok(Answer::Attached(_)) => return Err(subject.fault(ProtocolFault::Reply)),
-            Err(Error::Busy { .. }) if !deadline.left().is_zero() => {
-                std::thread::sleep(pause.min(deadline.left()));
-                pause = (pause * 2).min(longest);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// As [`while_busy`], also again and again while the tensor is replaced under the daemon's hands.
-///
-/// For requests that mean a name, whichever publication it has.
-pub(crate) fn while_replaced(
-    subject: &Subject<'_>,
-    deadline: &Deadline,
-    mut send: impl FnMut() -> Result<Pending>,
-) -> Result<Reply> {
-    loop {
-        match while_busy(subject, deadline, &mut send) {
-            Err(error) if is_replaced(&error) => {
-                if deadline.left().is_zero() {
-                    return Err(deadline.passed(subject.operation));
-                }
-            }
-            answer => return answer,
-        }
-    }
-}
-
-/// Whether the daemon has found another publication under the name than the one it, or the caller, had begun with.
-pub(crate) fn is_replaced(error: &Error) -> bool {
-    matches!(error, Error::Refused { code, .. } if *code == ErrorCode::Replaced as u16)
 }
 
 #[cfg(test)]

@@ -15,11 +15,11 @@ use tierpack_shm::stats::Stats;
 use tierpack_shm::types::index;
 
 use crate::builder::ClientBuilder;
-use crate::chunk::is_replaced;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Opened};
 use crate::protocol::{ProtocolFault, Subject};
+use crate::repeat::is_replaced;
 use crate::session::Answer;
 use crate::shared::Shared;
 use crate::stats_socket;
@@ -204,7 +204,7 @@ impl Client {
         let answer = self.shared.with_session(&deadline, |session| {
             let (namespace, name) = (self.namespace.to_string(), name.to_owned());
             let request = Request::FileMetadata { namespace, name };
-            session.send(&subject, request, None, &deadline)?.wait(&subject)
+            session.ask(&subject, request, None, &deadline)
         })?;
         let Answer::Reply(Reply::FileMetadata(blob), descriptors) = answer else {
             return Err(subject.fault(ProtocolFault::Reply));

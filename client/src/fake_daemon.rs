@@ -50,6 +50,7 @@ impl Peer {
         let received = recv(&self.0, &mut buf).ok()?;
         match decode(&buf[..received.len]).unwrap() {
             ClientMessage::Request { id, request, .. } => Some((id, request)),
+            ClientMessage::Goodbye => None,
             other => panic!("{other:?}"),
         }
     }
@@ -87,7 +88,11 @@ impl Peer {
 
     /// Answers an attach with a page and this directory.
     pub(crate) fn attach_to(&self, directory: &Directory) {
-        let id = self.request();
+        self.attached(self.request(), directory);
+    }
+
+    /// Replies to an attach with a page and this directory.
+    pub(crate) fn attached(&self, id: u64, directory: &Directory) {
         let (_page, page) = ClientPage::create(ID).unwrap();
         let segment = directory.header_segment();
         let reply = Reply::Attached { id: ID, header_len: segment.len(), header: HEADER };

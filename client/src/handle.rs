@@ -136,6 +136,11 @@ impl Opened {
         self.attachment.number()
     }
 
+    /// The error for a session that has ended.
+    pub(crate) fn lost(&self, operation: &'static str) -> Error {
+        self.session.lost(operation)
+    }
+
     /// The daemon whose slot this is.
     pub(crate) fn instance(&self) -> u64 {
         self.session.instance()
@@ -265,7 +270,7 @@ impl Handle {
                 recovery.hang_ups += 1;
                 self.reopen(opened, &deadline)?;
             }
-            NoGuard::Replaced => self.reopen(opened, &deadline)?,
+            NoGuard::Replaced | NoGuard::Detached => self.reopen(opened, &deadline)?,
         }
         if deadline.left().is_zero() {
             return Err(deadline.passed("read a tensor that is replaced again and again"));

@@ -55,6 +55,7 @@ mod protocol;
 mod put;
 mod read;
 mod refit;
+mod repeat;
 mod row_id;
 mod session;
 mod shared;

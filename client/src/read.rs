@@ -59,6 +59,7 @@ impl Handle {
             if !out.is_empty() {
                 copy_blocks(&guard, opened, out)?;
             }
+            guard.check_held()?;
             guard.count(Counter::Gets, 1);
             guard.count(Counter::Bytes, out.len() as u64);
             Ok(())
@@ -125,6 +126,7 @@ impl Handle {
             if !out.is_empty() {
                 copy_rows(&guard, opened, rows, out)?;
             }
+            guard.check_held()?;
             guard.count(Counter::Gathers, 1);
             guard.count(Counter::Rows, rows.len() as u64);
             guard.count(Counter::Bytes, out.len() as u64);

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tierpack_shm::message::{Drift, RefitMode, RefitState, Reply, Request};
 
-use crate::chunk::while_replaced;
 use crate::client::{Client, check_name};
 use crate::error::Result;
 use crate::protocol::ProtocolFault;
+use crate::repeat::while_replaced;
 
 /// Between two looks at a refit under way.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
@@ -51,7 +51,7 @@ impl Client {
         let reply = self.shared.with_session(&deadline, |session| {
             while_replaced(&subject, &deadline, || {
                 let (namespace, name) = (self.namespace.to_string(), name.to_owned());
-                session.send(&subject, Request::Refit { namespace, name, mode }, None, &deadline)
+                session.request(&subject, Request::Refit { namespace, name, mode }, &deadline)
             })
         })?;
         match reply {

@@ -8,9 +8,14 @@
 //! The socket stays open until the last `Session` is dropped, even after the thread has ended: the daemon counts the
 //! leases of this client until it sees the hang-up, and somebody may still read under one.
 //!
-//! Locks: `Inner::state` only; it is held for map operations, never while sending, receiving or mapping.
+//! Locks: `Inner::state`, held for map operations, never while sending, receiving or mapping; and `Inner::outbox`, held
+//! while one message is sent to a socket that does not block. Neither is taken while the other is held.
 
+mod end;
 mod greeting;
+mod leaving;
+mod outbox;
+mod room;
 mod thread;
 
 pub(crate) use thread::block_signals;
@@ -20,14 +25,14 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use nix::sys::socket::{Shutdown, shutdown};
 use parking_lot::{Condvar, Mutex};
-use tierpack_shm::attachment::Attachment;
+use tierpack_shm::attachment::{Attachment, Link};
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::fork::{ForkCookie, SessionSocket};
 use tierpack_shm::message::{ClientMessage, Refusal, Reply, Request, encode};
@@ -36,9 +41,14 @@ use tierpack_shm::segment::SegmentKind;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::protocol::{ProtocolFault, Subject, refused};
+use crate::repeat::while_busy;
 use crate::wire;
 
-/// How long a message that nobody asked for may wait for room in the socket.
+use end::{End, is_of_the_system, socket_closed};
+use outbox::Outbox;
+use room::{Apart, Key};
+
+/// The deadline of a request that nobody waits for.
 const UNASKED_LIMIT: Duration = Duration::from_secs(30);
 
 /// A connection to a daemon.
@@ -54,8 +64,11 @@ struct Inner {
     socket: SessionSocket,
     cookie: ForkCookie,
     instance: u64,
-    hung_up: Arc<AtomicBool>,
+    link: Arc<Link>,
+    /// Device and number of the socket's file: its descriptor's number may come to mean another.
+    identity: (u64, u64),
     next_id: AtomicU64,
+    outbox: Mutex<Outbox>,
     state: Mutex<State>,
     /// Signaled when a namespace is attached, a segment is mapped, or the session ends.
     changed: Condvar,
@@ -66,6 +79,10 @@ struct State {
     waiters: HashMap<u64, Waiter>,
     /// By name; `None` while the daemon is being asked.
     attachments: HashMap<Arc<str>, Option<Arc<Attachment>>>,
+    /// Closed, and not yet detached from.
+    leaving: Vec<Arc<Attachment>>,
+    /// Announced, and not mapped.
+    apart: HashMap<Key, Apart>,
     end: Option<End>,
 }
 
@@ -74,13 +91,8 @@ struct Waiter {
     sender: Sender<core::result::Result<Answer, Refusal>>,
     /// The namespace that the request attaches.
     attaching: Option<Arc<str>>,
-}
-
-/// Why a session ended.
-#[derive(Clone, Debug)]
-enum End {
-    HungUp,
-    Fault(Arc<ProtocolFault>),
+    /// The namespace that the request removes.
+    removing: Option<Arc<str>>,
 }
 
 /// What came for a request.
@@ -89,6 +101,8 @@ enum End {
 pub(crate) enum Answer {
     Reply(Reply, Vec<OwnedFd>),
     Attached(Arc<Attachment>),
+    /// The reply came, and the system refused this process what it brought.
+    Failed(ShmError),
 }
 
 /// A request that was sent.
@@ -105,21 +119,33 @@ pub(crate) struct Pending {
 impl Session {
     /// Connects to the daemon at `path` and greets it.
     pub(crate) fn connect(path: &Path, cookie: ForkCookie, deadline: &Deadline) -> Result<Self> {
+        Self::connect_with(path, cookie, deadline, leaving::IDLE_LIMIT)
+    }
+
+    fn connect_with(
+        path: &Path,
+        cookie: ForkCookie,
+        deadline: &Deadline,
+        idle_limit: Duration,
+    ) -> Result<Self> {
         let (fd, instance) = greeting::greet(path, deadline)?;
         let system = |operation| move |source| Error::System { operation, source };
+        let identity = wire::identity(&fd).map_err(system("look at the session's socket"))?;
         let inner = Arc::new(Inner {
             socket: SessionSocket::new(fd).map_err(system("register the session's socket"))?,
             cookie,
             instance,
-            hung_up: Arc::new(AtomicBool::new(false)),
+            link: Arc::default(),
+            identity,
             next_id: AtomicU64::new(1),
+            outbox: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
         let shared = Arc::clone(&inner);
         let thread = std::thread::Builder::new()
             .name("tierpack-session".to_owned())
-            .spawn(move || thread::run(&shared))
+            .spawn(move || thread::run(&shared, idle_limit))
             .map_err(|source| Error::Thread { source })?;
         Ok(Self { inner, thread: Some(ManuallyDrop::new(thread)) })
     }
@@ -131,24 +157,32 @@ impl Session {
 
     /// Whether requests can be sent; asks the system, since the session thread may not have noticed yet.
     pub(crate) fn is_alive(&self) -> bool {
-        // Acquire: pairs with the Release in `Inner::end`.
-        !self.inner.hung_up.load(Ordering::Acquire) && !wire::is_hung_up(self.inner.socket.as_fd())
+        let inner = &self.inner;
+        inner.link.is_open() && inner.is_socket_open() && !wire::is_hung_up(inner.socket.as_fd())
     }
 
-    /// Sends a request and waits for its reply.
+    /// Sends a request and waits for its reply, again and again while the daemon is busy.
     pub(crate) fn request(
         &self,
         subject: &Subject<'_>,
         request: Request,
         deadline: &Deadline,
     ) -> Result<Reply> {
-        match self.send(subject, request, None, deadline)?.wait(subject)? {
-            Answer::Reply(reply, _) => Ok(reply),
-            Answer::Attached(_) => Err(subject.fault(ProtocolFault::Reply)),
-        }
+        self.ask(subject, request, None, deadline)?.reply(subject)
     }
 
-    /// Sends a request, with the descriptor that it names, if any.
+    /// As [`Session::request`], for a request or a reply that may name a descriptor.
+    pub(crate) fn ask(
+        &self,
+        subject: &Subject<'_>,
+        request: Request,
+        descriptor: Option<BorrowedFd<'_>>,
+        deadline: &Deadline,
+    ) -> Result<Answer> {
+        while_busy(deadline, || self.send(subject, request.clone(), descriptor, deadline)?.wait(subject))
+    }
+
+    /// Sends a request once, with the descriptor that it names, if any.
     pub(crate) fn send(
         &self,
         subject: &Subject<'_>,
@@ -158,6 +192,10 @@ impl Session {
     ) -> Result<Pending> {
         let attaching = match &request {
             Request::Attach { namespace } => Some(Arc::from(namespace.as_str())),
+            _ => None,
+        };
+        let removing = match &request {
+            Request::NamespaceRemove { namespace, .. } => Some(Arc::from(namespace.as_str())),
             _ => None,
         };
         let inner = &self.inner;
@@ -171,7 +209,7 @@ impl Session {
             if let Some(end) = &state.end {
                 return Err(end.error(subject.operation));
             }
-            state.waiters.insert(id, Waiter { sender, attaching });
+            state.waiters.insert(id, Waiter { sender, attaching, removing });
         }
         // From here on dropping `pending` takes the waiter away.
         let pending = Pending {
@@ -183,11 +221,15 @@ impl Session {
             is_answered: false,
         };
         let system = |source| Error::System { operation: subject.operation, source };
-        let sent = encode(&message)
-            .and_then(|bytes| wire::send(&inner.socket, &bytes, descriptor.as_slice(), deadline));
+        let sent = encode(&message).and_then(|bytes| inner.send(&bytes, descriptor.as_slice(), deadline));
         sent.map_err(|source| {
             inner.forget(id);
             match source {
+                // Fails for everybody from now on.
+                ShmError::Io { .. } if !inner.is_socket_open() => {
+                    inner.end(End::SocketClosed);
+                    End::SocketClosed.error(subject.operation)
+                }
                 ShmError::Closed => End::HungUp.error(subject.operation),
                 ShmError::WouldBlock => deadline.passed(subject.operation),
                 source => system(source),
@@ -205,19 +247,29 @@ impl Session {
         number: u32,
         deadline: &Deadline,
     ) -> Result<Arc<Attachment>> {
+        while_busy(deadline, || self.attach_once(subject, number, deadline))
+    }
+
+    fn attach_once(
+        &self,
+        subject: &Subject<'_>,
+        number: u32,
+        deadline: &Deadline,
+    ) -> Result<Arc<Attachment>> {
         let mut state = self.inner.state.lock();
         loop {
             match state.attachments.get(subject.namespace) {
                 Some(Some(attachment)) if attachment.id().namespace == number => {
                     return Ok(Arc::clone(attachment));
                 }
-                Some(Some(_)) => break,
-                Some(None) => {
-                    if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
-                        return Err(deadline.passed(subject.operation));
-                    }
-                }
+                Some(Some(_)) => state.leave_name(subject.namespace),
+                // Being asked for, or still detached from: until no guard of it lives.
+                Some(None) => {}
+                None if state.end.is_none() && state.is_leaving(number) => {}
                 None => break,
+            }
+            if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
+                return Err(deadline.passed(subject.operation));
             }
         }
         if let Some(end) = &state.end {
@@ -230,21 +282,28 @@ impl Session {
         let pending = sent.inspect_err(|_| self.inner.unclaim(subject.namespace))?;
         match pending.wait(subject)? {
             Answer::Attached(attachment) => Ok(attachment),
-            Answer::Reply(..) => Err(subject.fault(ProtocolFault::Reply)),
+            Answer::Reply(..) | Answer::Failed(_) => Err(subject.fault(ProtocolFault::Reply)),
         }
     }
 
-    /// Waits until the session thread has mapped a segment; returns as well when the session ends.
+    /// Waits until the session thread has mapped a segment; returns as well when the session ends, or leaves the
+    /// namespace.
     ///
     /// The caller holds no guard: the daemon may be waiting for it.
     pub(crate) fn wait_mapped(
         &self,
-        attachment: &Attachment,
+        attachment: &Arc<Attachment>,
         (kind, segment_idx): (SegmentKind, usize),
         deadline: &Deadline,
     ) -> Result<()> {
+        let number = attachment.id().namespace;
+        let key = (number, kind, u32::try_from(segment_idx).unwrap_or(u32::MAX));
         let mut state = self.inner.state.lock();
-        while !attachment.is_mapped(kind, segment_idx) && state.end.is_none() {
+        while state.end.is_none() && !attachment.is_closed() && !attachment.is_mapped(kind, segment_idx) {
+            let tried = state.map_apart(&self.inner, attachment, key);
+            if tried.map_err(|source| Error::System { operation: "map new memory of the pool", source })? {
+                continue;
+            }
             if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
                 return Err(deadline.passed("wait for the daemon to send a segment"));
             }
@@ -266,6 +325,14 @@ impl Drop for Session {
             let _ = ManuallyDrop::new(Arc::clone(&self.inner));
             return;
         }
+        if !self.inner.is_socket_open() {
+            // The descriptor is not ours any more: it must not be closed by us, and the thread cannot be woken.
+            self.inner.end(End::SocketClosed);
+            let _ = ManuallyDrop::new(Arc::clone(&self.inner));
+            return;
+        }
+        // Every lease was a guard of somebody who kept this session.
+        self.inner.outbox.lock().close(&self.inner.socket);
         // The socket may be shut down already.
         let _ = shutdown(self.inner.socket.as_fd().as_raw_fd(), Shutdown::Both);
         let thread = self.thread.take().map(ManuallyDrop::into_inner);
@@ -286,14 +353,34 @@ impl Inner {
     fn abort_put(&self, transfer: u64) {
         // Relaxed: an id only has to be unique. Nobody waits for the reply.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let deadline = Deadline::after(UNASKED_LIMIT);
-        let request = Request::PutAbort { transfer };
-        let message = ClientMessage::Request { id, deadline_ms: deadline.left_ms(), request };
-        let sent = encode(&message).and_then(|bytes| wire::send(&self.socket, &bytes, &[], &deadline));
-        if let Err(error) = sent {
-            // The daemon ends a put that idles, and every put of a session that hangs up.
-            tracing::debug!(transfer, error = %error, "a put that nobody waits for goes on");
+        let mut outbox = self.outbox.lock();
+        outbox.put_abort(id, transfer);
+        // What is left goes with the next message, or is sent by the thread: a socket that is full holds requests, whose
+        // replies wake it. The daemon ends a put that idles, and every put of a session that hangs up.
+        if let Err(error) = outbox.flush(&self.socket) {
+            tracing::debug!(transfer, error = %error, "the abort of a put that nobody waits for has to wait");
         }
+    }
+
+    /// Sends a message after all that waits in the outbox; waits for room until the deadline.
+    fn send(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        deadline: &Deadline,
+    ) -> core::result::Result<(), ShmError> {
+        let try_send = || {
+            if !self.is_socket_open() {
+                return Err(socket_closed());
+            }
+            self.outbox.lock().send(&self.socket, bytes, descriptors)
+        };
+        wire::until_sent(&self.socket, deadline, try_send)
+    }
+
+    /// Whether the descriptor is still that of the session's socket: the program may close what is not its own.
+    fn is_socket_open(&self) -> bool {
+        wire::identity(&self.socket).is_ok_and(|identity| identity == self.identity)
     }
 
     /// Lets others ask for a namespace again.
@@ -308,12 +395,16 @@ impl Inner {
 
     /// Ends the session: no guard is given any more, and nobody waits any more.
     fn end(&self, end: End) {
-        // Release: pairs with the Acquire in `Guard::new`.
-        self.hung_up.store(true, Ordering::Release);
+        match end {
+            End::SocketClosed => self.link.lose(),
+            End::HungUp | End::Fault(_) | End::System(_) => self.link.end(),
+        }
         let mut state = self.state.lock();
         state.end.get_or_insert(end);
         let waiters = std::mem::take(&mut state.waiters);
         state.attachments.clear();
+        state.leaving.clear();
+        state.apart.clear();
         drop(state);
         drop(waiters);
         self.changed.notify_all();
@@ -325,17 +416,12 @@ impl Inner {
     }
 }
 
-impl End {
-    fn error(&self, operation: &'static str) -> Error {
+impl Answer {
+    /// The reply to a request that attaches nothing.
+    pub(crate) fn reply(self, subject: &Subject<'_>) -> Result<Reply> {
         match self {
-            Self::HungUp => Error::Disconnected { operation },
-            Self::Fault(fault) => match **fault {
-                // It is this machine that refused, not the daemon that broke the protocol.
-                ProtocolFault::Message(ShmError::Map { len, source }) => {
-                    Error::System { operation, source: ShmError::Map { len, source } }
-                }
-                _ => Error::Protocol { operation, source: Arc::clone(fault) },
-            },
+            Self::Reply(reply, _) => Ok(reply),
+            Self::Attached(_) | Self::Failed(_) => Err(subject.fault(ProtocolFault::Reply)),
         }
     }
 }
@@ -346,6 +432,7 @@ impl Pending {
         let received = self.receiver.recv_deadline(self.deadline.at());
         self.is_answered = received.is_ok();
         match received {
+            Ok(Ok(Answer::Failed(source))) => Err(Error::System { operation: subject.operation, source }),
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(refusal)) => Err(refused(refusal, subject, self.deadline.seconds())),
             Err(RecvTimeoutError::Timeout) => Err(self.deadline.passed(subject.operation)),

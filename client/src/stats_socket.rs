@@ -36,6 +36,9 @@ pub fn read(path: &Path, deadline: Duration) -> Result<String> {
 pub(crate) fn read_until(path: &Path, deadline: &Deadline) -> Result<String> {
     let mut stream = connect(path, deadline).map_err(|errno| match errno {
         Errno::ETIMEDOUT => deadline.passed(OPERATION),
+        errno if wire::is_own_limit(errno) => {
+            Error::Socket { operation: OPERATION, path: path.to_owned(), source: errno.into() }
+        }
         errno => Error::NoDaemon { tried: vec![Tried { path: path.to_owned(), cause: errno.into() }] },
     })?;
     let failed = |source| Error::Socket { operation: OPERATION, path: path.to_owned(), source };

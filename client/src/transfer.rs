@@ -14,11 +14,12 @@ use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Entry, MAX_CHUNK_BYTES, MAX_FILE_METADATA_BYTES, PutBegin, Reply, Request};
 use tierpack_shm::types::Dtype;
 
-use crate::chunk::{Chunk, while_busy};
+use crate::chunk::Chunk;
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::protocol::{ProtocolFault, Subject};
 use crate::put::PutOptions;
+use crate::repeat::while_busy;
 use crate::session::{Answer, Pending, Session};
 
 const OPERATION: &str = "put a tensor";
@@ -68,7 +69,7 @@ impl<'a> Transfer<'a> {
         // May be repeated: what a session that hangs up has begun is gone.
         client.shared.with_session(&deadline, |session| {
             let request = Request::PutBegin(begin.clone());
-            match session.send(&subject, request, descriptor, &deadline)?.wait(&subject)? {
+            match session.ask(&subject, request, descriptor, &deadline)? {
                 Answer::Reply(Reply::Transfer { transfer: id }, _) => {
                     let session = Arc::clone(session);
                     Ok(Self { client, session, subject, id, in_flight: None, is_open: true })
@@ -117,7 +118,7 @@ impl<'a> Transfer<'a> {
     }
 
     fn while_busy(&self, mut send: impl FnMut(&Self) -> Result<Pending>) -> Result<Reply> {
-        while_busy(&self.subject, &self.client.shared.deadline(), || send(self))
+        while_busy(&self.client.shared.deadline(), || send(self)?.wait(&self.subject)?.reply(&self.subject))
     }
 
     pub(crate) fn commit(mut self) -> Result<Entry> {

@@ -12,13 +12,14 @@ use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{ErrorCode, MAX_CHUNK_BYTES, Reply, Request, Update};
 use tierpack_shm::types::index;
 
-use crate::chunk::{Chunk, is_replaced, while_busy, while_replaced};
+use crate::chunk::Chunk;
 use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Opened};
 use crate::protocol::ProtocolFault;
 use crate::read::check_len;
+use crate::repeat::{is_replaced, while_busy, while_replaced};
 use crate::row_id::RowId;
 
 const OPERATION: &str = "update a tensor";
@@ -102,7 +103,7 @@ impl Handle {
                 let text = "the daemon was restarted".to_owned();
                 return Err(Error::Refused { operation: OPERATION, code: ErrorCode::Replaced as u16, text });
             }
-            let reply = while_busy(&subject, deadline, || {
+            let reply = while_busy(deadline, || {
                 let request = Request::Update(Update {
                     namespace: client.namespace.to_string(),
                     name: self.name().to_owned(),
@@ -112,7 +113,7 @@ impl Handle {
                 });
                 let pending = session.send(&subject, request, chunk.descriptor(), deadline)?;
                 reach(Point::UpdateSent);
-                Ok(pending)
+                pending.wait(&subject)?.reply(&subject)
             })?;
             match reply {
                 Reply::Updated { revision } => Ok(revision),
@@ -137,7 +138,7 @@ impl Client {
         let reply = self.shared.with_session(deadline, |session| {
             while_replaced(&subject, deadline, || {
                 let (namespace, name) = (self.namespace.to_string(), name.to_owned());
-                session.send(&subject, Request::Fold { namespace, name }, None, deadline)
+                session.request(&subject, Request::Fold { namespace, name }, deadline)
             })
         })?;
         match reply {

@@ -122,10 +122,14 @@ impl View {
     /// The bytes of one block; those of all blocks, one behind the other, are the tensor.
     ///
     /// # Errors
-    /// [`Error::BlockOutOfRange`]; [`Error::Forked`] in a fork of the process that took the view.
+    /// [`Error::BlockOutOfRange`]; [`Error::Forked`] in a fork of the process that took the view;
+    /// [`Error::System`] when the process has closed the client's socket, which ends what the view holds.
     pub fn block(&self, block_idx: u64) -> Result<&[u8]> {
         if !self.guard.is_here() {
             return Err(Error::Forked);
+        }
+        if self.guard.check_held().is_err() {
+            return Err(self.opened.lost("read a view"));
         }
         let n_blocks = self.n_blocks();
         let word = *self

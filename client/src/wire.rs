@@ -10,6 +10,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect as connect_socket, socket};
+use nix::sys::stat::fstat;
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::socket;
 
@@ -36,6 +37,11 @@ pub(crate) fn connect(path: &Path, kind: SockType, deadline: &Deadline) -> Resul
             Err(errno) => return Err(errno),
         }
     }
+}
+
+/// Whether it is this process that has no room for another socket: that says nothing about the daemon.
+pub(crate) fn is_own_limit(errno: Errno) -> bool {
+    matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOBUFS)
 }
 
 /// Waits until `fd` is ready for `events`; `None` waits without a limit.
@@ -71,6 +77,16 @@ fn timeout(left: Duration) -> PollTimeout {
         .unwrap_or(PollTimeout::MAX)
 }
 
+/// Device and number of the file behind a descriptor.
+///
+/// # Errors
+/// [`ShmError::Io`] with the system's answer.
+pub(crate) fn identity(fd: impl AsFd) -> Result<(u64, u64), ShmError> {
+    let found =
+        fstat(fd).map_err(|errno| ShmError::Io { operation: "look at a socket", source: errno.into() })?;
+    Ok((found.st_dev, found.st_ino))
+}
+
 /// Whether the peer has hung up.
 pub(crate) fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
     // Hang-ups and errors are reported whatever is asked for.
@@ -87,9 +103,21 @@ pub(crate) fn send(
     descriptors: &[BorrowedFd<'_>],
     deadline: &Deadline,
 ) -> Result<(), ShmError> {
+    until_sent(&fd, deadline, || socket::send(&fd, bytes, descriptors))
+}
+
+/// Calls `try_send` until it no longer would block.
+///
+/// # Errors
+/// [`ShmError::WouldBlock`] when it would at the deadline; else its own.
+pub(crate) fn until_sent(
+    fd: impl AsFd,
+    deadline: &Deadline,
+    mut try_send: impl FnMut() -> Result<(), ShmError>,
+) -> Result<(), ShmError> {
     let mut was_ready = false;
     loop {
-        match socket::send(&fd, bytes, descriptors) {
+        match try_send() {
             Err(ShmError::WouldBlock) if !deadline.left().is_zero() => {}
             done => return done,
         }

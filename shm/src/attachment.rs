@@ -4,24 +4,24 @@
 //! A guard is a lease with a check: the session is alive, the process is the one that attached, and the tensor is
 //! still the publication that the handle was opened on.
 
-#![expect(unsafe_code, reason = "hands out published bytes under a lease; owns the table of mapped segments")]
+#![expect(unsafe_code, reason = "hands out published bytes under a lease, and ends mappings")]
 
+mod link;
 mod observers;
+mod segments;
 
 use std::cell::Cell;
 use std::ops::Deref;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::ptr::{NonNull, null_mut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use crate::epoch;
 use crate::error::{Error, Result};
 use crate::faults::{Point, reach};
 use crate::fork::ForkCookie;
-use crate::layout::{
-    LAYOUT_VERSION, MAX_SEGMENTS, SEGMENT_SPAN_UNITS, generation, header, page, slot, table,
-};
+use crate::layout::{LAYOUT_VERSION, SEGMENT_SPAN_UNITS, generation, header, page, slot, table};
 use crate::page::{ClientPage, Counter, NamespaceId, check_fields, spread};
 use crate::pool::in_segment;
 use crate::publish::is_published;
@@ -30,9 +30,11 @@ use crate::segment::{ClientSegment, SegmentKind};
 use crate::sync::{AtomicU64, Ordering};
 use crate::types::{BlockWord, SlotIdx, UNIT_BYTES, index};
 
+pub use link::Link;
 pub use observers::{AttachmentId, SegmentObserver};
 
 use observers::Observers;
+use segments::SegmentTable;
 
 /// Where a handle's tensor is: what the daemon answers to `open`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -52,6 +54,8 @@ pub enum NoGuard {
     Forked,
     /// The daemon has hung up.
     HungUp,
+    /// The session is leaving the namespace: it is gone, or no longer the caller's to read.
+    Detached,
     /// Every lease of the page is taken.
     TooManyLeases,
     /// The slot holds another publication now.
@@ -60,71 +64,6 @@ pub enum NoGuard {
     NotMapped(SegmentKind, usize),
     /// The directory says something that cannot be: an address outside its segment.
     Corrupt,
-}
-
-/// The mapped segments of one kind, by index.
-struct SegmentTable(Box<[AtomicPtr<ClientSegment>]>);
-
-impl SegmentTable {
-    fn new() -> Self {
-        // Zeroed by the system: only the pages of entries that are used ever exist.
-        // SAFETY: all zeros is the null pointer, a valid `AtomicPtr`.
-        Self(unsafe { Box::<[AtomicPtr<ClientSegment>]>::new_zeroed_slice(MAX_SEGMENTS).assume_init() })
-    }
-
-    #[inline]
-    fn get(&self, segment_idx: usize) -> Option<&ClientSegment> {
-        // Acquire: pairs with the Release in `insert`; the mapping is whole when its pointer is seen.
-        let pointer = self.0.get(segment_idx)?.load(Ordering::Acquire);
-        // SAFETY: the pointer is null or from `insert`, and is freed only by `remove`, whose caller promises that
-        // nobody reads the segment, or with the table, which this borrows.
-        unsafe { pointer.as_ref() }
-    }
-
-    /// The indexes at which there is a segment.
-    fn mapped(&self) -> impl Iterator<Item = usize> {
-        (0..self.0.len()).filter(|&segment_idx| self.get(segment_idx).is_some())
-    }
-
-    /// Puts a segment at a vacant index; says whether it was vacant.
-    fn insert(&self, segment_idx: usize, segment: ClientSegment) -> bool {
-        let Some(entry) = self.0.get(segment_idx) else { return false };
-        let pointer = Box::into_raw(Box::new(segment));
-        // Release: pairs with the Acquire in `get`.
-        if entry.compare_exchange(null_mut(), pointer, Ordering::Release, Ordering::Relaxed).is_err() {
-            // SAFETY: the pointer was made above and given to nobody.
-            drop(unsafe { Box::from_raw(pointer) });
-            return false;
-        }
-        true
-    }
-
-    /// Unmaps a segment; says whether it was there.
-    ///
-    /// # Safety
-    /// - No guard reads the segment: no word that a live lease covers addresses it.
-    unsafe fn remove(&self, segment_idx: usize) -> bool {
-        let Some(entry) = self.0.get(segment_idx) else { return false };
-        let pointer = entry.swap(null_mut(), Ordering::AcqRel);
-        if pointer.is_null() {
-            return false;
-        }
-        // SAFETY: the pointer came from `Box::into_raw` in `insert`, and the swap made this its only owner.
-        drop(unsafe { Box::from_raw(pointer) });
-        true
-    }
-}
-
-impl Drop for SegmentTable {
-    fn drop(&mut self) {
-        for entry in &mut self.0 {
-            let pointer = std::mem::replace(entry.get_mut(), null_mut());
-            if !pointer.is_null() {
-                // SAFETY: the pointer came from `Box::into_raw` in `insert`; `&mut self` means no reader is left.
-                drop(unsafe { Box::from_raw(pointer) });
-            }
-        }
-    }
 }
 
 /// A client's view of one namespace.
@@ -137,7 +76,8 @@ pub struct Attachment {
     page: ClientPage,
     claimed: Box<[AtomicBool]>,
     cookie: ForkCookie,
-    hung_up: Arc<AtomicBool>,
+    link: Arc<Link>,
+    is_closing: AtomicBool,
 }
 
 impl std::fmt::Debug for Attachment {
@@ -149,7 +89,7 @@ impl std::fmt::Debug for Attachment {
 impl Attachment {
     /// Maps the client page and segment 0 of the directory, and checks both headers.
     ///
-    /// `hung_up` is the session's flag: once it is set, no guard is given.
+    /// `link` is the session's state: once it has ended, no guard is given.
     ///
     /// # Errors
     /// [`Error::Descriptor`] or [`Error::Layout`] when what came is not what this build can read.
@@ -158,10 +98,10 @@ impl Attachment {
         page: BorrowedFd<'_>,
         header: (OwnedFd, u64),
         cookie: ForkCookie,
-        hung_up: Arc<AtomicBool>,
+        link: Arc<Link>,
     ) -> Result<Self> {
         let page = ClientPage::adopt(page, id)?;
-        let segment = ClientSegment::adopt(header.0, header.1)?;
+        let segment = ClientSegment::adopt(&header.0, header.1)?;
         let read = |at| segment.map.word(at).map_or(0, |word| word.load(Ordering::Acquire));
         let expected = [
             (header::VERSION_AT, "layout version", u64::from(LAYOUT_VERSION)),
@@ -184,7 +124,8 @@ impl Attachment {
             page,
             claimed: (0..page::N_LEASES).map(|_| AtomicBool::new(false)).collect(),
             cookie,
-            hung_up,
+            link,
+            is_closing: AtomicBool::new(false),
         };
         this.directory.insert(0, segment);
         Ok(this)
@@ -221,24 +162,23 @@ impl Attachment {
         &self.page
     }
 
-    /// Session thread: maps a segment that the daemon announced; one that is mapped already is left alone.
+    /// Maps a segment that the daemon announced and has not retired; one that is mapped already is left alone.
     ///
     /// # Errors
     /// [`Error::Descriptor`] when it is not sealed as a segment, [`Error::Map`] when it cannot be mapped.
-    pub fn map(&self, kind: SegmentKind, segment_idx: usize, fd: OwnedFd, len: u64) -> Result<()> {
+    pub fn map(&self, kind: SegmentKind, segment_idx: usize, fd: impl AsFd, len: u64) -> Result<()> {
         if self.table(kind).get(segment_idx).is_none() {
             self.table(kind).insert(segment_idx, ClientSegment::adopt(fd, len)?);
         }
         Ok(())
     }
 
-    /// Session thread: fills the page tables of a mapped segment; advisory.
+    /// Session thread: fills the page tables of `len` bytes of a mapped segment from `at` on; advisory.
     ///
+    /// Says whether the segment goes on behind them.
     /// Must not run while the same thread could be told to unmap the segment.
-    pub fn prefault(&self, kind: SegmentKind, segment_idx: usize) {
-        if let Some(segment) = self.table(kind).get(segment_idx) {
-            segment.prefault();
-        }
+    pub fn prefault(&self, kind: SegmentKind, segment_idx: usize, at: u64, len: u64) -> bool {
+        self.table(kind).get(segment_idx).is_some_and(|segment| segment.prefault(at, len))
     }
 
     /// Session thread: unmaps a segment that the daemon has retired; says whether it was mapped.
@@ -247,6 +187,34 @@ impl Attachment {
         // SAFETY: the daemon retires a segment only when no extent in it is in use, and an extent stays in use as
         // long as a lease may cover a word that addresses it (`epoch::is_held`); so no guard reads the segment.
         unsafe { self.table(kind).remove(segment_idx) }
+    }
+
+    /// Gives no guard from now on; those that were given go on.
+    pub fn close(&self) {
+        // SeqCst: see `Guard::new`.
+        self.is_closing.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether no guard is given any more.
+    pub fn is_closed(&self) -> bool {
+        self.is_closing.load(Ordering::SeqCst)
+    }
+
+    /// Session thread: unmaps every segment of a closed attachment, unless a guard lives; says whether it has.
+    pub fn unmap_all(&self) -> bool {
+        // SeqCst: see `Guard::new`. It is an Acquire as well, and pairs with the Release in `Guard::drop`.
+        let is_read = |claimed: &AtomicBool| claimed.load(Ordering::SeqCst);
+        if !self.is_closed() || self.claimed.iter().any(is_read) {
+            return false;
+        }
+        for kind in [SegmentKind::Data, SegmentKind::Directory] {
+            for segment_idx in self.table(kind).mapped() {
+                self.observers.tell(self.number, kind, segment_idx);
+                // SAFETY: no guard lives, and none is given any more.
+                unsafe { self.table(kind).remove(segment_idx) };
+            }
+        }
+        true
     }
 
     /// Whether the session thread has mapped a segment.
@@ -271,12 +239,12 @@ impl Attachment {
 
     #[inline]
     fn epoch(&self) -> &AtomicU64 {
-        let header = self.directory.get(0).expect("segment 0 is mapped by `new` and never retired");
+        let header = self.directory.get(0).expect("segment 0 is mapped as long as guards are given");
         header.map.word(header::EPOCH_AT).expect("the header's length was checked by `new`")
     }
 
     fn ring(&self) -> Ring<'_> {
-        let header = self.directory.get(0).expect("segment 0 is mapped by `new` and never retired");
+        let header = self.directory.get(0).expect("segment 0 is mapped as long as guards are given");
         let head = header.map.word(header::RING_HEAD_AT);
         let entries = header.map.words(header::RING_AT, header::RING_CAPACITY);
         Ring::new(
@@ -291,10 +259,11 @@ impl Attachment {
             static FIRST: Cell<usize> = Cell::new(NEXT_THREAD.fetch_add(1, Ordering::Relaxed));
         }
         let first = FIRST.get();
-        // Acquire: pairs with the Release in `Guard::drop`, so that one lease word has one owner at a time.
+        // SeqCst: see `Guard::new`. It is an Acquire as well, and pairs with the Release in `Guard::drop`, so that one
+        // lease word has one owner at a time.
         (0..self.claimed.len()).map(|n| spread(first + n)).find(|&lease| {
             let claimed = &self.claimed[lease];
-            !claimed.load(Ordering::Relaxed) && !claimed.swap(true, Ordering::Acquire)
+            !claimed.load(Ordering::Relaxed) && !claimed.swap(true, Ordering::SeqCst)
         })
     }
 }
@@ -331,10 +300,16 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         if !attachment.cookie.is_here() {
             return Err(NoGuard::Forked);
         }
-        if attachment.hung_up.load(Ordering::Acquire) {
+        if !attachment.link.is_open() {
             return Err(NoGuard::HungUp);
         }
         let lease_idx = attachment.claim().ok_or(NoGuard::TooManyLeases)?;
+        // SeqCst, with the swap in `claim`, the store in `close` and the look in `unmap_all`: either this sees that
+        // the attachment is closing, or `unmap_all` sees the claim.
+        if attachment.is_closing.load(Ordering::SeqCst) {
+            attachment.claimed[lease_idx].store(false, Ordering::Release);
+            return Err(NoGuard::Detached);
+        }
         epoch::begin(&attachment.page.leases()[lease_idx], attachment.epoch(), slot.idx);
         // From here on dropping the guard ends the lease.
         let this = Self { attachment, lease_idx, slot };
@@ -456,6 +431,18 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
     /// Records an access to a block for the eviction policy; the caller samples.
     pub fn record_access(&self, block_idx: u64) {
         self.attachment.page.record_access(Changed { slot: self.slot.idx, block_idx });
+    }
+
+    /// Fails when what was read under this guard may have been overwritten meanwhile.
+    ///
+    /// That is so once the process has closed the session's socket: the daemon takes its leases as ended.
+    /// After the end of the daemon nobody writes any more, and guards read on.
+    ///
+    /// # Errors
+    /// [`NoGuard::HungUp`].
+    #[inline]
+    pub fn check_held(&self) -> core::result::Result<(), NoGuard> {
+        if self.attachment.link.is_lost() { Err(NoGuard::HungUp) } else { Ok(()) }
     }
 
     /// Whether the process that took this guard is the one that asks: a fork must not read on.

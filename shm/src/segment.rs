@@ -17,6 +17,7 @@ use crate::layout::SEGMENT_SPAN_BYTES;
 use crate::mapping::{Access, Mapping};
 use crate::memfd::{self, Seals};
 use crate::sync::AtomicU64;
+use crate::types::index;
 
 /// What a segment holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
@@ -135,7 +136,7 @@ pub(crate) struct ClientSegment {
 
 impl ClientSegment {
     /// Maps a descriptor that the daemon sent, after checking its seals and length.
-    pub(crate) fn adopt(fd: OwnedFd, len: u64) -> Result<Self> {
+    pub(crate) fn adopt(fd: impl AsFd, len: u64) -> Result<Self> {
         if len > SEGMENT_SPAN_BYTES {
             return Err(Error::Map { len, source: Errno::EFBIG });
         }
@@ -144,13 +145,19 @@ impl ClientSegment {
         Ok(Self { map: Mapping::new(&fd, len, Access::Read)? })
     }
 
-    /// Fills the page tables, so that reads do not fault; advisory.
-    pub(crate) fn prefault(&self) {
-        let (base, len) = self.map.range();
+    /// Fills the page tables of `len` bytes from `at` on, whole pages, so that reads do not fault; advisory.
+    ///
+    /// Says whether the segment goes on behind them.
+    pub(crate) fn prefault(&self, at: u64, len: u64) -> bool {
+        let (base, whole) = self.map.range();
+        let (at, len) = (index(at), index(len));
+        let Some(left) = whole.checked_sub(at) else { return false };
+        // SAFETY: `at` is at most the length of the mapping.
+        let base = unsafe { base.byte_add(at) };
         // MADV_POPULATE_READ is in Linux 5.14 and later; without it pages are mapped as they are read.
         // SAFETY: populating a range of our own mapping changes no contents.
-        let advised = unsafe { madvise(base, len, MmapAdvise::MADV_POPULATE_READ) };
-        let _ = advised.is_ok();
+        let advised = unsafe { madvise(base, len.min(left), MmapAdvise::MADV_POPULATE_READ) };
+        advised.is_ok() && left > len
     }
 }
 
@@ -173,7 +180,7 @@ mod tests {
         assert!(fallocate(&fd, punch, 0, 4096).is_err(), "hole");
         assert!(memfd::seal(&fd, 1 << 20, Seals::Frozen).is_err(), "another seal");
         // The daemon's earlier mapping still writes, and the client sees it.
-        let client = ClientSegment::adopt(fd, 1 << 20).unwrap();
+        let client = ClientSegment::adopt(&fd, 1 << 20).unwrap();
         segment.word(64).unwrap().store(7, crate::sync::Ordering::Relaxed);
         assert_eq!(client.map.word(64).unwrap().load(crate::sync::Ordering::Relaxed), 7);
     }
@@ -183,7 +190,7 @@ mod tests {
         use nix::sys::mman::{ProtFlags, mprotect};
 
         let segment = Segment::create(1 << 20).unwrap();
-        let client = ClientSegment::adopt(segment.as_fd().try_clone_to_owned().unwrap(), 1 << 20).unwrap();
+        let client = ClientSegment::adopt(&segment, 1 << 20).unwrap();
         let (base, len) = client.map.range();
         // SAFETY: the range is the test's own mapping; the call is expected to change nothing.
         let made = unsafe { mprotect(base, len, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) };

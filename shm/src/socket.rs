@@ -43,8 +43,10 @@ pub struct Peer {
 pub struct Received {
     /// Bytes of the message in the buffer.
     pub len: usize,
-    /// Descriptors that came with it.
+    /// Descriptors that came with it: the first ones, when `is_cut`.
     pub descriptors: Vec<OwnedFd>,
+    /// Whether descriptors were lost at this process's limit on open files.
+    pub is_cut: bool,
 }
 
 /// Connects to a daemon.
@@ -131,6 +133,17 @@ pub fn send(fd: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Resu
 /// [`Error::MessageTooLong`] when the message does not fit `buf`, [`Error::DescriptorsCut`] when descriptors were
 /// lost; what arrived is closed then.
 pub fn recv(fd: impl AsFd, buf: &mut [u8]) -> Result<Received> {
+    match recv_some(fd, buf)? {
+        Received { is_cut: true, .. } => Err(Error::DescriptorsCut),
+        received => Ok(received),
+    }
+}
+
+/// As [`recv`]; a message that has lost descriptors comes with those that arrived.
+///
+/// # Errors
+/// As [`recv`], without [`Error::DescriptorsCut`].
+pub fn recv_some(fd: impl AsFd, buf: &mut [u8]) -> Result<Received> {
     let mut control = [0_u64; CONTROL_WORDS];
     let limit = buf.len();
     let mut slices = [IoSliceMut::new(buf)];
@@ -154,9 +167,6 @@ pub fn recv(fd: impl AsFd, buf: &mut [u8]) -> Result<Received> {
         }
     };
     let descriptors = take_descriptors(&control, header.msg_controllen);
-    if header.msg_flags & libc::MSG_CTRUNC != 0 {
-        return Err(Error::DescriptorsCut);
-    }
     if header.msg_flags & libc::MSG_TRUNC != 0 {
         return Err(Error::MessageTooLong { len: limit.saturating_add(1), limit });
     }
@@ -164,7 +174,7 @@ pub fn recv(fd: impl AsFd, buf: &mut [u8]) -> Result<Received> {
     if len == 0 {
         return Err(Error::Closed);
     }
-    Ok(Received { len, descriptors })
+    Ok(Received { len, descriptors, is_cut: header.msg_flags & libc::MSG_CTRUNC != 0 })
 }
 
 /// Takes every descriptor out of a control buffer that the kernel filled with `len` bytes.

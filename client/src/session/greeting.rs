@@ -28,6 +28,9 @@ pub(super) fn greet(path: &Path, deadline: &Deadline) -> Result<(OwnedFd, u64)> 
     address::check(path)?;
     let fd = wire::connect(path, SockType::SeqPacket, deadline).map_err(|errno| match errno {
         Errno::ETIMEDOUT => deadline.passed(GREETING.operation),
+        errno if wire::is_own_limit(errno) => {
+            failed(ShmError::Io { operation: "open a socket", source: errno.into() }, deadline)
+        }
         errno => Error::NoDaemon { tried: vec![Tried { path: path.to_owned(), cause: errno.into() }] },
     })?;
     check_peer(path, &fd)?;
@@ -78,6 +81,9 @@ fn failed(source: ShmError, deadline: &Deadline) -> Error {
     match source {
         ShmError::WouldBlock => deadline.passed(GREETING.operation),
         ShmError::Closed => Error::Disconnected { operation: GREETING.operation },
+        source @ (ShmError::Io { .. } | ShmError::DescriptorsCut) => {
+            Error::System { operation: GREETING.operation, source }
+        }
         source => GREETING.fault(source),
     }
 }

@@ -256,3 +256,74 @@ fn nobody_at_the_socket_is_no_daemon() {
     let long = connect(&dir.path().join("x".repeat(200)), &soon());
     assert!(matches!(long, Err(Error::SocketPathTooLong { limit: 107, .. })), "{long:?}");
 }
+
+/// Fills the socket towards a daemon that does not read.
+fn fill(session: &Session) {
+    let name = "n".repeat(4000);
+    let request = || Request::Remove { namespace: "ns".to_owned(), name: name.clone() };
+    let passed = std::iter::repeat_with(|| {
+        session.send(&SUBJECT, request(), None, &Deadline::after(Duration::from_millis(50))).err()
+    });
+    let error = passed.flatten().next();
+    assert!(matches!(error, Some(Error::Deadline { .. })), "{error:?}");
+}
+
+#[test]
+fn acknowledgements_wait_without_keeping_replies_and_go_before_what_callers_send() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let (_dir, path, daemon) = serve(move |peer| {
+        peer.welcome();
+        let _directory = peer.attach();
+        peer.segments(data(5, 2), &Segment::create(1 << 20).unwrap());
+        let (first, second) = (peer.request(), peer.request());
+        // From here on the daemon does not read, and its client has filled the socket.
+        told.recv().unwrap();
+        peer.send(&DaemonMessage::Retired { namespace: 3, segments: vec![data(5, 2)] }, &[]);
+        peer.reply(first, Ok(Reply::Done));
+        told.recv().unwrap();
+        peer.reply(second, Ok(Reply::Done));
+        told.recv().unwrap();
+        // The caller's list has waited for room since before the segment was retired.
+        let mut seen = Vec::new();
+        while !seen.contains(&"list") {
+            match peer.recv() {
+                ClientMessage::Unmapped { namespace: 3, segments } if segments == [data(5, 2)] => {
+                    seen.push("unmapped");
+                }
+                ClientMessage::Request { request: Request::List { .. }, .. } => seen.push("list"),
+                ClientMessage::Request { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(seen, ["unmapped", "list"]);
+        peer.drain();
+    });
+    let session = Arc::new(connect(&path, &soon()).unwrap());
+    let attachment = session.attach(&SUBJECT, ID.namespace, &soon()).unwrap();
+    session.wait_mapped(&attachment, (SegmentKind::Data, 5), &soon()).unwrap();
+    let [first, second] = [(); 2].map(|()| session.send(&SUBJECT, list(), None, &soon()).unwrap());
+    fill(&session);
+    let other = Arc::clone(&session);
+    let waiting = std::thread::spawn(move || other.send(&SUBJECT, list(), None, &soon()).map(drop));
+    tell.send(()).unwrap();
+    // The reply comes behind what retires the segment: both were read.
+    first.wait(&SUBJECT).unwrap();
+    assert!(!attachment.is_mapped(SegmentKind::Data, 5));
+    tell.send(()).unwrap();
+    second.wait(&SUBJECT).unwrap();
+    tell.send(()).unwrap();
+    waiting.join().unwrap().unwrap();
+    drop(session);
+    daemon.join().unwrap();
+}
+
+#[test]
+fn a_session_says_goodbye_and_nothing_after_it() {
+    let (_dir, path, daemon) = serve(|peer| {
+        peer.welcome();
+        assert_eq!(peer.recv::<ClientMessage>(), ClientMessage::Goodbye);
+        assert!(peer.asked_or_closed().is_none());
+    });
+    drop(connect(&path, &soon()).unwrap());
+    daemon.join().unwrap();
+}

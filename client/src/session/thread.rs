@@ -1,9 +1,9 @@
 //! The session thread: the only one that receives.
 //!
 //! It hands replies to their waiters, maps segments that the daemon announces, unmaps the ones that it retires and
-//! says so.
-//! While nothing is waiting on the socket it fills the page tables of what it has mapped, one segment at a time, so
-//! that the first reads do not fault.
+//! says so: through the outbox, since it never waits for the daemon to read.
+//! While nothing is waiting on the socket it fills the page tables of what it has mapped, some pages at a time, so that
+//! the first reads do not fault and no message waits for that.
 //! It owns the table of attached namespaces, and only it knows the serial numbers of their segments.
 //! It does not keep the session alive: it holds what it shares with it, and ends when the socket is shut down.
 
@@ -17,33 +17,37 @@ use nix::sys::signal::{SigSet, Signal};
 use tierpack_shm::attachment::Attachment;
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::faults::{Point, reach};
+use tierpack_shm::layout::MAX_SEGMENTS;
 use tierpack_shm::message::{
-    ClientMessage, DaemonMessage, MAX_MESSAGE_BYTES, Refusal, Reply, SegmentId, check_descriptors, decode,
-    encode,
+    DaemonMessage, MAX_MESSAGE_BYTES, Refusal, Reply, SegmentId, check_descriptors, decode,
 };
 use tierpack_shm::page::NamespaceId;
 use tierpack_shm::segment::SegmentKind;
 use tierpack_shm::socket;
 use tierpack_shm::types::index;
 
-use super::{Answer, End, Inner, UNASKED_LIMIT, Waiter};
-use crate::deadline::Deadline;
+use super::leaving::Departures;
+use super::room::{Apart, Key};
+use super::{Answer, End, Inner, Waiter, is_of_the_system};
 use crate::protocol::ProtocolFault;
 use crate::wire;
 
-type Key = (u32, SegmentKind, u32);
+/// What is prefaulted between two looks at the socket.
+const PREFAULT_BYTES: u64 = 2 << 20;
 
 struct Thread<'a> {
     inner: &'a Inner,
     attachments: HashMap<u32, Arc<Attachment>>,
     /// Serial numbers of the mapped segments.
     mapped: HashMap<Key, u64>,
-    to_prefault: VecDeque<Key>,
+    /// From which byte on.
+    to_prefault: VecDeque<(Key, u64)>,
+    departures: Departures,
     buf: Vec<u8>,
 }
 
 /// Receives until the connection ends.
-pub(super) fn run(inner: &Inner) {
+pub(super) fn run(inner: &Inner, idle_limit: Duration) {
     /// Ends the session even if the thread panics, so that nobody waits for it.
     struct Ending<'a>(&'a Inner);
     impl Drop for Ending<'_> {
@@ -58,6 +62,7 @@ pub(super) fn run(inner: &Inner) {
         attachments: HashMap::new(),
         mapped: HashMap::new(),
         to_prefault: VecDeque::new(),
+        departures: Departures::new(idle_limit),
         buf: vec![0; MAX_MESSAGE_BYTES],
     };
     let end = loop {
@@ -80,48 +85,99 @@ pub(crate) fn block_signals() {
     let _ = set.thread_block();
 }
 
-impl From<ShmError> for End {
-    fn from(error: ShmError) -> Self {
-        match error {
-            ShmError::Closed => Self::HungUp,
-            error => Self::from(ProtocolFault::Message(error)),
-        }
-    }
-}
-
-impl From<ProtocolFault> for End {
-    fn from(fault: ProtocolFault) -> Self {
-        Self::Fault(Arc::new(fault))
-    }
-}
-
 impl Thread<'_> {
-    /// One message, or one segment prefaulted while there is none.
+    /// One message, or some pages prefaulted while there is none.
     fn step(&mut self) -> Result<(), End> {
-        let limit = (!self.to_prefault.is_empty()).then_some(Duration::ZERO);
-        let ready = wire::wait(self.inner.socket.as_fd(), PollFlags::POLLIN, limit)
+        self.depart();
+        let limit = match self.to_prefault.is_empty() {
+            true => self.departures.limit(self.inner, self.attachments.len()),
+            false => Some(Duration::ZERO),
+        };
+        let ready = wire::wait(self.inner.socket.as_fd(), self.flush(), limit)
             .map_err(|errno| ShmError::Io { operation: "wait for a socket", source: errno.into() })?;
-        if ready.is_empty() {
-            if let Some((namespace, kind, index)) = self.to_prefault.pop_front()
-                && let Some(attachment) = self.attachments.get(&namespace)
-            {
-                attachment.prefault(kind, index as usize);
-            }
+        if ready == PollFlags::POLLOUT {
             return Ok(());
         }
-        let received = match socket::recv(&self.inner.socket, &mut self.buf) {
+        if ready.is_empty() {
+            self.prefault();
+            return Ok(());
+        }
+        if !self.inner.is_socket_open() {
+            return Err(End::SocketClosed);
+        }
+        let received = match socket::recv_some(&self.inner.socket, &mut self.buf) {
             Err(ShmError::WouldBlock) => return Ok(()),
             received => received?,
         };
         let message: DaemonMessage = decode(&self.buf[..received.len])?;
-        check_descriptors(message.descriptors(), received.descriptors.len())?;
+        if !received.is_cut {
+            check_descriptors(message.descriptors(), received.descriptors.len())?;
+        }
         match message {
-            DaemonMessage::Reply { id, result } => self.reply(id, result, received.descriptors),
+            DaemonMessage::Reply { id, result } => {
+                self.reply(id, result, received.descriptors, received.is_cut)
+            }
+            DaemonMessage::Segments { namespace, .. } | DaemonMessage::Retired { namespace, .. }
+                if self.departures.is_left(namespace) =>
+            {
+                Ok(())
+            }
             DaemonMessage::Segments { namespace, segments } => {
                 self.map(namespace, segments, received.descriptors)
             }
             DaemonMessage::Retired { namespace, segments } => self.unmap(namespace, segments),
-            DaemonMessage::Detached { .. } => Ok(()),
+            DaemonMessage::Detached { namespace } => self.lose(namespace),
+        }
+    }
+
+    fn prefault(&mut self) {
+        let Some((key @ (namespace, kind, index), at)) = self.to_prefault.pop_front() else { return };
+        if let Some(attachment) = self.attachments.get(&namespace)
+            && attachment.prefault(kind, index as usize, at, PREFAULT_BYTES)
+        {
+            self.to_prefault.push_front((key, at + PREFAULT_BYTES));
+        }
+    }
+
+    /// Detaches from what is left and read no more.
+    fn depart(&mut self) {
+        self.departures.leave_idle(self.inner, &self.attachments);
+        let done = self.departures.unmap(self.inner);
+        self.forget(&done);
+    }
+
+    fn forget(&mut self, numbers: &[u32]) {
+        if numbers.is_empty() {
+            return;
+        }
+        for number in numbers {
+            self.attachments.remove(number);
+        }
+        self.mapped.retain(|(number, ..), _| !numbers.contains(number));
+        self.to_prefault.retain(|((number, ..), _)| !numbers.contains(number));
+        self.departures.detach(self.inner, numbers);
+    }
+
+    /// The right to read a namespace was taken away.
+    fn lose(&mut self, namespace: u32) -> Result<(), End> {
+        match self.attachments.get(&namespace) {
+            Some(attachment) => self.inner.state.lock().leave(attachment),
+            None if self.departures.is_left(namespace) => return Ok(()),
+            None => return Err(ProtocolFault::Namespace(namespace).into()),
+        }
+        // Who waits for a segment of it.
+        self.inner.changed.notify_all();
+        Ok(())
+    }
+
+    /// Sends what waits in the outbox as far as there is room; gives what to wait for.
+    fn flush(&self) -> PollFlags {
+        let mut outbox = self.inner.outbox.lock();
+        match outbox.flush(&self.inner.socket) {
+            Err(ShmError::WouldBlock) if outbox.is_full() => PollFlags::POLLOUT,
+            Err(ShmError::WouldBlock) => PollFlags::POLLIN | PollFlags::POLLOUT,
+            // The end of a connection is seen where it is read, after the last replies.
+            Ok(()) | Err(_) => PollFlags::POLLIN,
         }
     }
 
@@ -130,9 +186,11 @@ impl Thread<'_> {
         id: u64,
         result: Result<Reply, Refusal>,
         descriptors: Vec<OwnedFd>,
+        is_cut: bool,
     ) -> Result<(), End> {
+        self.departures.replied(id);
         // The waiter of a request that was given up is gone, and its descriptors are closed here.
-        let Some(Waiter { sender, attaching }) = self.inner.state.lock().waiters.remove(&id) else {
+        let Some(Waiter { sender, attaching, removing }) = self.inner.state.lock().waiters.remove(&id) else {
             return match result {
                 Ok(Reply::Attached { .. }) => Err(ProtocolFault::Reply.into()),
                 Ok(Reply::Transfer { transfer }) => {
@@ -142,7 +200,10 @@ impl Thread<'_> {
                 _ => Ok(()),
             };
         };
-        match self.answer(result, attaching, descriptors) {
+        if let (Ok(_), Some(name)) = (&result, removing) {
+            self.inner.state.lock().leave_name(&name);
+        }
+        match self.answer(result, attaching, descriptors, is_cut) {
             // Nobody waits any more for a request whose deadline has just passed.
             Ok(answer) => drop(sender.try_send(answer)),
             Err(end) => {
@@ -161,14 +222,23 @@ impl Thread<'_> {
         result: Result<Reply, Refusal>,
         attaching: Option<Arc<str>>,
         descriptors: Vec<OwnedFd>,
+        is_cut: bool,
     ) -> Result<Result<Answer, Refusal>, End> {
         match (result, attaching) {
             (Ok(Reply::Attached { id, header_len, header }), Some(name)) => {
-                let attachment = self.attach(id, header, header_len, descriptors)?;
+                let attachment = match self.attach(id, header, header_len, descriptors, is_cut)? {
+                    Ok(attachment) => attachment,
+                    Err(error) => {
+                        self.forget(&[id.namespace]);
+                        self.inner.unclaim(&name);
+                        return Ok(Ok(Answer::Failed(error)));
+                    }
+                };
                 self.inner.state.lock().attachments.insert(name, Some(Arc::clone(&attachment)));
                 Ok(Ok(Answer::Attached(attachment)))
             }
             (Ok(Reply::Attached { .. }), None) | (Ok(_), Some(_)) => Err(ProtocolFault::Reply.into()),
+            (Ok(_), None) if is_cut => Ok(Ok(Answer::Failed(ShmError::DescriptorsCut))),
             (Ok(reply), None) => Ok(Ok(Answer::Reply(reply, descriptors))),
             (Err(refusal), attaching) => {
                 attaching.inspect(|name| self.inner.unclaim(name));
@@ -177,32 +247,41 @@ impl Thread<'_> {
         }
     }
 
+    /// Maps what the reply to an attach has brought, unless there is no room for it.
     fn attach(
         &mut self,
         id: NamespaceId,
         header: SegmentId,
         header_len: u64,
         descriptors: Vec<OwnedFd>,
-    ) -> Result<Arc<Attachment>, End> {
+        is_cut: bool,
+    ) -> Result<Result<Arc<Attachment>, ShmError>, End> {
         if (header.kind, header.index) != (SegmentKind::Directory, 0) {
             return Err(segment_fault(header));
         }
         if id.instance != self.inner.instance || self.attachments.contains_key(&id.namespace) {
             return Err(ProtocolFault::Namespace(id.namespace).into());
         }
+        if is_cut {
+            return Ok(Err(ShmError::DescriptorsCut));
+        }
         let found = descriptors.len();
         let [page, segment] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| {
             check_descriptors(2, found).map_or_else(End::from, |()| ProtocolFault::Reply.into())
         })?;
-        let (cookie, hung_up) = (self.inner.cookie, Arc::clone(&self.inner.hung_up));
-        let attachment = Attachment::new(id, page.as_fd(), (segment, header_len), cookie, hung_up)?;
-        let attachment = Arc::new(attachment);
+        let (cookie, link) = (self.inner.cookie, Arc::clone(&self.inner.link));
+        let attachment = match Attachment::new(id, page.as_fd(), (segment, header_len), cookie, link) {
+            Err(error) if is_of_the_system(&error) => return Ok(Err(error)),
+            attachment => Arc::new(attachment?),
+        };
         self.attachments.insert(id.namespace, Arc::clone(&attachment));
         self.mapped.insert((id.namespace, header.kind, header.index), header.serial);
-        Ok(attachment)
+        Ok(Ok(attachment))
     }
 
     /// Each descriptor is closed once its segment is mapped: a client's descriptors do not grow with the pool.
+    ///
+    /// Of a message that was cut, the first descriptors have arrived.
     fn map(
         &mut self,
         namespace: u32,
@@ -210,7 +289,9 @@ impl Thread<'_> {
         descriptors: Vec<OwnedFd>,
     ) -> Result<(), End> {
         let attachment = self.attachments.get(&namespace).ok_or(ProtocolFault::Namespace(namespace))?;
-        for ((id, len), fd) in segments.into_iter().zip(descriptors) {
+        let mut descriptors = descriptors.into_iter();
+        for (id, len) in segments {
+            let fd = descriptors.next();
             let key = (namespace, id.kind, id.index);
             match self.mapped.get(&key) {
                 Some(&serial) if serial == id.serial => continue,
@@ -218,16 +299,24 @@ impl Thread<'_> {
                 Some(_) => return Err(segment_fault(id)),
                 None => {}
             }
-            reach(Point::SegmentReceived);
-            attachment.map(id.kind, index(u64::from(id.index)), fd, len)?;
-            if !attachment.is_mapped(id.kind, index(u64::from(id.index))) {
-                // The index is past the end of the table.
+            let segment_idx = index(u64::from(id.index));
+            if segment_idx >= MAX_SEGMENTS {
                 return Err(segment_fault(id));
             }
+            reach(Point::SegmentReceived);
             self.mapped.insert(key, id.serial);
-            if id.kind == SegmentKind::Data {
-                self.to_prefault.push_back(key);
-            }
+            let apart = match fd {
+                None => Apart::Cut,
+                Some(fd) => match attachment.map(id.kind, segment_idx, &fd, len) {
+                    Ok(()) => {
+                        self.to_prefault.push_back((key, 0));
+                        continue;
+                    }
+                    Err(ShmError::Map { .. }) => Apart::Unmapped { fd, len },
+                    Err(error) => return Err(error.into()),
+                },
+            };
+            self.inner.state.lock().apart.insert(key, apart);
         }
         // Under the lock, so that whoever has just looked and is about to wait is woken as well.
         drop(self.inner.state.lock());
@@ -245,12 +334,13 @@ impl Thread<'_> {
             {
                 return Err(segment_fault(id));
             }
-            self.to_prefault.retain(|other| *other != key);
+            self.to_prefault.retain(|(other, _)| *other != key);
+            self.inner.state.lock().apart.remove(&key);
             reach(Point::SegmentUnmapping);
             attachment.unmap(id.kind, index(u64::from(id.index)));
         }
-        let bytes = encode(&ClientMessage::Unmapped { namespace, segments })?;
-        Ok(wire::send(&self.inner.socket, &bytes, &[], &Deadline::after(UNASKED_LIMIT))?)
+        self.inner.outbox.lock().unmapped(namespace, segments);
+        Ok(())
     }
 }
 

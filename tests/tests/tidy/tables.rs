@@ -43,6 +43,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "kernels/src/prefetch.rs",
     "kernels/xtask/src/nvrtc.rs",
     "shm/src/attachment.rs",
+    "shm/src/attachment/segments.rs",
     "shm/src/chunk.rs",
     "shm/src/fork.rs",
     "shm/src/mapping.rs",
