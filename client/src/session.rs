@@ -29,7 +29,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 use parking_lot::{Condvar, Mutex};
 use tierpack_shm::attachment::Attachment;
 use tierpack_shm::error::Error as ShmError;
-use tierpack_shm::fork::{ForkCookie, SessionSocket};
+use tierpack_shm::fork::{ForkCookie, Unshared};
 use tierpack_shm::message::{ClientMessage, Refusal, Reply, Request, encode};
 use tierpack_shm::segment::SegmentKind;
 
@@ -51,7 +51,7 @@ pub(crate) struct Session {
 /// What callers and the session thread share.
 #[derive(Debug)]
 struct Inner {
-    socket: SessionSocket,
+    socket: Unshared<OwnedFd>,
     cookie: ForkCookie,
     instance: u64,
     hung_up: Arc<AtomicBool>,
@@ -108,7 +108,7 @@ impl Session {
         let (fd, instance) = greeting::greet(path, deadline)?;
         let system = |operation| move |source| Error::System { operation, source };
         let inner = Arc::new(Inner {
-            socket: SessionSocket::new(fd).map_err(system("register the session's socket"))?,
+            socket: Unshared::new(fd).map_err(system("register the session's socket"))?,
             cookie,
             instance,
             hung_up: Arc::new(AtomicBool::new(false)),
