@@ -34,7 +34,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 use parking_lot::{Condvar, Mutex};
 use tierpack_shm::attachment::{Attachment, Link};
 use tierpack_shm::error::Error as ShmError;
-use tierpack_shm::fork::{ForkCookie, SessionSocket};
+use tierpack_shm::fork::{ForkCookie, Unshared};
 use tierpack_shm::message::{ClientMessage, Refusal, Reply, Request, encode};
 use tierpack_shm::segment::SegmentKind;
 
@@ -61,7 +61,7 @@ pub(crate) struct Session {
 /// What callers and the session thread share.
 #[derive(Debug)]
 struct Inner {
-    socket: SessionSocket,
+    socket: Unshared<OwnedFd>,
     cookie: ForkCookie,
     instance: u64,
     link: Arc<Link>,
@@ -132,7 +132,7 @@ impl Session {
         let system = |operation| move |source| Error::System { operation, source };
         let identity = wire::identity(&fd).map_err(system("look at the session's socket"))?;
         let inner = Arc::new(Inner {
-            socket: SessionSocket::new(fd).map_err(system("register the session's socket"))?,
+            socket: Unshared::new(fd).map_err(system("register the session's socket"))?,
             cookie,
             instance,
             link: Arc::default(),

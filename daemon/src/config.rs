@@ -12,6 +12,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tierpack_shm::layout::MAX_SEGMENTS;
 use tracing_subscriber::EnvFilter;
 
 use crate::address;
@@ -86,7 +87,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE")]
     pub pool_size: Option<ByteSize>,
 
-    /// Size of one piece of the pool, a power of two from 1MiB to 64MiB [default: 64MiB]
+    /// Size of one piece of the pool, a power of two from 2MiB to 64MiB, and at least 1/32768 of the pool [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub segment_size: Option<ByteSize>,
 
@@ -419,6 +420,15 @@ fn segment_bytes(layers: &Layers, pool_bytes: u64) -> Result<u64> {
     }
     if size.bytes() > pool_bytes {
         return refuse(format!("{size} is more than the whole pool of {}", ByteSize(pool_bytes)));
+    }
+    let most = size.bytes().saturating_mul(MAX_SEGMENTS as u64);
+    if most < pool_bytes {
+        let (most, pool) = (ByteSize(most), ByteSize(pool_bytes));
+        let least = ByteSize(pool_bytes.div_ceil(MAX_SEGMENTS as u64).next_power_of_two());
+        return refuse(format!(
+            "a namespace has at most {MAX_SEGMENTS} segments, and so many of {size} are {most}, less than the pool of \
+             {pool}: give at least {least}"
+        ));
     }
     Ok(size.bytes())
 }

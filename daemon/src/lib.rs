@@ -29,6 +29,8 @@ pub mod size;
 
 mod command;
 mod embedded;
+mod health;
+mod log;
 mod stats;
 mod stats_socket;
 mod store;
@@ -37,4 +39,5 @@ pub use command::run_command;
 pub use config::{Admit, Args, Config, LockMode};
 pub use embedded::Embedded;
 pub use error::{Error, Result};
+pub use log::print_last;
 pub use server::Server;

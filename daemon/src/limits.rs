@@ -14,6 +14,8 @@
 
 use std::path::{Path, PathBuf};
 
+use parking_lot::{Mutex, MutexGuard};
+
 use crate::error::{Error, Result};
 use crate::size::{ByteSize, GIB, MIB, TIB};
 
@@ -31,6 +33,9 @@ const POOL_BYTES_WHEN_UNKNOWN: u64 = GIB;
 
 /// Room for what the daemon takes beside its pool: program, threads, buffers, tables. Chosen, not measured.
 const FIXED_HEADROOM_BYTES: u64 = 8 * MIB;
+
+/// Room that a growing pool leaves for what the daemon and others allocate at the same moment. GROWTH_MEASURED
+const GROWTH_MARGIN_BYTES: u64 = MIB;
 
 /// Page tables (8 bytes for 4 KiB) and the page index of a memfd (576 bytes for 256 KiB) take 1/240 of a
 /// pool.
@@ -117,15 +122,31 @@ pub fn check_pool_size(pool_bytes: u64, root: &Path) -> Result<Option<Available>
     }
 }
 
+/// The right to allocate what was checked: while it lives, no other thread of this process finds the same room.
+#[derive(Debug)]
+pub struct Room(#[expect(dead_code, reason = "held, never looked at")] MutexGuard<'static, ()>);
+
 /// Refuses growth that cannot fit any more; for each new segment, before it is allocated.
+///
+/// Every limit is read again: it may have been lowered, and others may have taken what there was.
 ///
 /// # Errors
 /// [`Error::MemoryShort`] with the numbers; those of [`available`].
-pub fn check_growth(segment_bytes: u64, root: &Path) -> Result<()> {
+pub fn check_growth(segment_bytes: u64, root: &Path) -> Result<Room> {
+    static GROWING: Mutex<()> = Mutex::new(());
+    let room = Room(GROWING.lock());
+    check_rest(segment_bytes, root).map(|()| room)
+}
+
+/// Refuses so many bytes more if they cannot fit now, for whoever only wants to know.
+///
+/// # Errors
+/// As [`check_growth`].
+pub fn check_rest(bytes: u64, root: &Path) -> Result<()> {
     // The fixed part is in use by now, so the margin is for page tables and for what others take meanwhile.
-    let needed = segment_bytes.saturating_add(segment_bytes / HEADROOM_DIVISOR).saturating_add(MIB);
+    let needed = bytes.saturating_add(bytes / HEADROOM_DIVISOR).saturating_add(GROWTH_MARGIN_BYTES);
     match available(root)? {
-        Some(least) if least.bytes() < needed => Err(Error::MemoryShort {
+        Some(least) if bytes > 0 && least.bytes() < needed => Err(Error::MemoryShort {
             needed: ByteSize(needed),
             available: ByteSize(least.bytes()),
             limit: ByteSize(least.limit),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tierpack_daemon::{Args, run_command};
+use tierpack_daemon::{Args, print_last, run_command};
 
 /// Keeps tensors compressed in shared memory for every process of this machine.
 #[derive(Debug, Parser)]
@@ -19,11 +19,10 @@ struct Command {
     args: Args,
 }
 
-#[expect(clippy::print_stderr, reason = "a binary prints its one error")]
 fn main() -> ExitCode {
     let command = Command::parse();
     run_command(&command.args, command.socket).unwrap_or_else(|error| {
-        eprintln!("tierpackd: {error:#}");
+        print_last(&format!("tierpackd: {error:#}"));
         ExitCode::FAILURE
     })
 }

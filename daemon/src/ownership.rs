@@ -6,13 +6,15 @@
 //!
 //! Drop the listeners before the ownership: their names are only safe to remove while the lock is held.
 //!
-//! After a `fork` of an embedding program the child's copies of these values do nothing when dropped.
+//! After a `fork` of an embedding program the child's copies of these values do nothing when dropped, and the lock is not
+//! the child's: it belongs to the open file, of which the child has no descriptor.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
+use tierpack_shm::fork::Unshared;
 
 use crate::address::prepare_directory;
 use crate::error::{Error, Result};
@@ -30,7 +32,7 @@ const MAX_ATTEMPTS: usize = 64;
 pub struct Ownership {
     control: PathBuf,
     lock_path: PathBuf,
-    lock: File,
+    lock: Unshared<File>,
     pid: u32,
 }
 
@@ -61,6 +63,7 @@ impl Ownership {
                 return Err(Error::Owned { path: control.to_owned(), holder: identity::read(&lock) });
             }
             identity::write(&lock);
+            let lock = Unshared::new(lock).map_err(|source| Error::Shm { source })?;
             return Ok(Ownership { control: control.to_owned(), lock_path, lock, pid: std::process::id() });
         }
         Err(Error::LockFileUnusable { path: lock_path, reason: "is replaced all the time" })
@@ -108,7 +111,7 @@ impl Ownership {
 impl Drop for Ownership {
     fn drop(&mut self) {
         // A forked child shares the lock, and unlocking its copy would take it from the parent.
-        // Unlocking and not only closing: a child may hold a copy still.
+        // Unlocking and not only closing: a child of a thread that forked meanwhile may hold a copy still.
         if self.pid == std::process::id() {
             drop(self.lock.unlock());
         }

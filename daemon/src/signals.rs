@@ -10,6 +10,7 @@
 
 use std::fs;
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
@@ -58,13 +59,15 @@ impl Signals {
         thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                if let Err(error) = self.wait(&shutdown) {
-                    // Without this thread nothing but SIGKILL would end the daemon, so it ends now, in order.
+                let waited = catch_unwind(AssertUnwindSafe(|| self.wait(&shutdown)));
+                // Without this thread nothing but SIGKILL would end the daemon, so it ends now, in order. First the end
+                // and then its message: nothing that logging does can be in its way.
+                shutdown.trigger();
+                if let Ok(Err(error)) = waited {
                     tracing::error!(
                         error = &error as &dyn std::error::Error,
                         "signals are lost, shutting down"
                     );
-                    shutdown.trigger();
                 }
             })
             .map_err(|source| Error::Thread { name, source })
@@ -83,8 +86,8 @@ impl Signals {
                 Err(source) => return Err(failed(source)),
             }
             if let Some(signal) = self.fd.read_signal().map_err(failed)? {
-                tracing::info!(signal = signal.ssi_signo, sender = signal.ssi_pid, "signal, shutting down");
                 shutdown.trigger();
+                tracing::info!(signal = signal.ssi_signo, sender = signal.ssi_pid, "signal, shutting down");
             }
         }
         Ok(())

@@ -4,16 +4,21 @@
 //! even when every worker is busy.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use tierpack_kernels::Level;
 use tierpack_shm::page::{ClientPage, Counts, DeviceAccess};
 use tierpack_shm::socket::Peer;
 use tierpack_shm::stats::{PoolStats, SessionStats, Stats, TierStats};
 
 use crate::config::{Config, LockMode};
+use crate::error::chain;
+use crate::health::Health;
+use crate::limits;
 use crate::server::SOFTWARE;
 use crate::store::Store;
 use crate::store::namespace::Holds;
@@ -45,6 +50,7 @@ pub(crate) struct Board {
     lock: LockMode,
     store: Arc<Store>,
     transfers: Arc<Transfers>,
+    pub(crate) health: Arc<Health>,
     sessions: Mutex<Sessions>,
     done: AtomicU64,
     refused: AtomicU64,
@@ -52,12 +58,18 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    pub(crate) fn new(config: &Config, store: Arc<Store>, transfers: Arc<Transfers>) -> Self {
+    pub(crate) fn new(
+        config: &Config,
+        store: Arc<Store>,
+        transfers: Arc<Transfers>,
+        health: Arc<Health>,
+    ) -> Self {
         Self {
             started: Instant::now(),
             lock: config.lock(),
             store,
             transfers,
+            health,
             sessions: Mutex::default(),
             done: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -109,7 +121,27 @@ impl Board {
         stats.requests.done = self.done.load(Ordering::Relaxed);
         stats.requests.refused = self.refused.load(Ordering::Relaxed);
         stats.requests.sessions_ended = self.sessions_ended.load(Ordering::Relaxed);
+        stats.log.dropped = crate::log::dropped();
+        stats.health = self.health.stats(self.present_faults(&stats.pool));
+        stats.cpu_level = Level::detect().to_string();
         stats
+    }
+
+    /// What shows only when somebody looks.
+    fn present_faults(&self, pool: &PoolStats) -> Vec<String> {
+        let mut faults = Vec::new();
+        if crate::log::is_dropping() {
+            let dropped = crate::log::dropped();
+            faults.push(format!(
+                "{dropped} lines of the log were dropped, some of them in the last minute: standard error is not read or \
+                 cannot be written"
+            ));
+        }
+        let left = pool.size_bytes.saturating_sub(pool.segment_bytes);
+        if let Err(error) = limits::check_rest(left, Path::new("/")) {
+            faults.push(chain(&error));
+        }
+        faults
     }
 
     /// The sessions, and what all of them and those before them have counted.

@@ -8,6 +8,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -15,8 +16,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
+use tierpack_shm::fork::Unshared;
 
 use crate::error::{Error, Result};
+use crate::health::{Fault, Health};
 use crate::ownership::Listener;
 use crate::server::accept::accept;
 use crate::shutdown::Shutdown;
@@ -46,7 +49,7 @@ pub(crate) struct StatsThread {
 }
 
 struct Reader {
-    stream: UnixStream,
+    stream: Unshared<UnixStream>,
     state: State,
     deadline: Instant,
 }
@@ -61,8 +64,10 @@ impl StatsThread {
     pub(crate) fn start(listener: Arc<Mutex<Listener>>, board: Arc<Board>) -> Result<Self> {
         let (name, shutdown) = ("stats", Shutdown::new()?);
         let ended = shutdown.clone();
-        let started =
-            thread::Builder::new().name(name.to_owned()).spawn(move || serve(&listener, &board, &ended));
+        let run = move || {
+            restarted(&ended, &board.health, || serve(&listener, &board, &ended));
+        };
+        let started = thread::Builder::new().name(name.to_owned()).spawn(run);
         Ok(Self { shutdown, thread: Some(started.map_err(|source| Error::Thread { name, source })?) })
     }
 
@@ -81,6 +86,21 @@ impl Drop for StatsThread {
     }
 }
 
+/// Runs `serve` until the shutdown, again whenever it ends or panics: a panic costs the readers of that moment.
+fn restarted(shutdown: &Shutdown, health: &Health, serve: impl Fn()) {
+    let mut panics = 0_u64;
+    while !shutdown.is_triggered() {
+        if catch_unwind(AssertUnwindSafe(&serve)).is_err() {
+            panics += 1;
+            let text =
+                format!("the thread of the stats socket has panicked {panics} times and was started again");
+            tracing::error!("{text}");
+            health.note(Fault::StatsThread, text);
+            thread::sleep(TICK);
+        }
+    }
+}
+
 fn serve(listener: &Mutex<Listener>, board: &Board, shutdown: &Shutdown) {
     let mut readers: Vec<Reader> = Vec::new();
     while !shutdown.is_triggered() {
@@ -89,6 +109,7 @@ fn serve(listener: &Mutex<Listener>, board: &Board, shutdown: &Shutdown) {
             thread::sleep(TICK);
             continue;
         };
+        let Ok(socket) = Unshared::new(socket) else { continue };
         let mut fds = vec![
             PollFd::new(shutdown.fd(), PollFlags::POLLIN),
             PollFd::new(socket.as_fd(), PollFlags::POLLIN),
@@ -96,13 +117,16 @@ fn serve(listener: &Mutex<Listener>, board: &Board, shutdown: &Shutdown) {
         fds.extend(readers.iter().map(|reader| PollFd::new(reader.stream.as_fd(), reader.awaited())));
         match poll(&mut fds, timeout(&readers)) {
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return tracing::error!(error = %errno, "stats are no longer served"),
+            Err(errno) => {
+                tracing::error!(error = %errno, "stats cannot wait for readers, trying again");
+                thread::sleep(TICK);
+            }
         }
         readers.retain_mut(Reader::send);
         for _ in 0..MAX_READERS {
             let Ok(fd) = accept(&socket) else { break };
             if readers.len() < MAX_READERS {
-                readers.push(Reader::new(fd.into()));
+                readers.push(Reader::new(fd));
             }
         }
         readers.retain_mut(Reader::listen);
@@ -125,7 +149,7 @@ fn timeout(readers: &[Reader]) -> PollTimeout {
 }
 
 impl Reader {
-    fn new(stream: UnixStream) -> Self {
+    fn new(stream: Unshared<UnixStream>) -> Self {
         let now = Instant::now();
         Self { stream, state: State::Asking(Request::new(now)), deadline: now + DEADLINE }
     }
@@ -140,7 +164,7 @@ impl Reader {
     /// Takes what the peer sends; says whether there is more to do.
     fn listen(&mut self) -> bool {
         let State::Asking(request) = &mut self.state else { return true };
-        match request.go_on(&mut self.stream, Instant::now()) {
+        match request.go_on(&mut &*self.stream, Instant::now()) {
             Ok(Some(wish)) => self.state = State::Asked(wish),
             Ok(None) => return Instant::now() < self.deadline,
             Err(_) => return false,
@@ -160,7 +184,7 @@ impl Reader {
     fn send(&mut self) -> bool {
         let State::Answered { answer, sent } = &mut self.state else { return true };
         while *sent < answer.len() {
-            match self.stream.write(&answer[*sent..]) {
+            match (&*self.stream).write(&answer[*sent..]) {
                 Ok(0) => return false,
                 Ok(n) => *sent += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Instant::now() < self.deadline,
@@ -176,10 +200,32 @@ impl Reader {
     fn discard(&mut self) {
         let mut buf = [0; 1 << 10];
         let mut left = MAX_DISCARDED_BYTES;
-        while let Ok(1..) = self.stream.read(&mut buf)
+        while let Ok(1..) = (&*self.stream).read(&mut buf)
             && left > 0
         {
             left = left.saturating_sub(buf.len());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn a_panic_starts_the_thread_again_and_shows() {
+        let (shutdown, health, runs) = (Shutdown::new().unwrap(), Health::default(), Cell::new(0));
+        restarted(&shutdown, &health, || {
+            runs.set(runs.get() + 1);
+            if runs.get() == 3 {
+                shutdown.trigger();
+            }
+            assert_ne!(runs.get(), 2);
+        });
+        assert_eq!(runs.get(), 3);
+        let stats = health.stats([]);
+        assert!(stats.state == "degraded" && stats.reasons[0].contains("panicked 1 times"), "{stats:?}");
     }
 }

@@ -1,9 +1,9 @@
-//! Noticing a fork without a system call, and closing a child's copy of the session.
+//! Noticing a fork without a system call, and closing a child's copies of descriptors.
 //!
 //! A page that the kernel wipes in a forked child holds a random word; a session remembers the word it saw.
 //! In the child the word is zero, or another one if the child attached anew, so a look at it tells.
-//! The child's copies of the session sockets are replaced by `/dev/null` in an atfork handler:
-//! else a parent that dies would not look dead to the daemon, and its leases would hold memory.
+//! The child's copies of [`Unshared`] descriptors are replaced by `/dev/null` in an atfork handler: else a parent that
+//! dies would not look dead to the other side, its leases would hold memory, and its lock would keep a successor out.
 
 #![expect(
     unsafe_code,
@@ -11,9 +11,7 @@
 )]
 
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicI32;
 
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
@@ -21,8 +19,10 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Sessions of one process at a time whose sockets a forked child closes.
-const MAX_SOCKETS: usize = 256;
+mod unshared;
+
+pub use unshared::Unshared;
+
 const PAGE_BYTES: usize = 4096;
 
 /// Proof of which process a session belongs to.
@@ -90,68 +90,18 @@ pub fn random() -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-static SOCKETS: [AtomicI32; MAX_SOCKETS] = [const { AtomicI32::new(-1) }; MAX_SOCKETS];
-static DEV_NULL: AtomicI32 = AtomicI32::new(-1);
-
 /// Runs in a forked child: the numbers stay valid, so whoever drops them closes what is his.
 extern "C" fn in_child() {
-    let null = DEV_NULL.load(Ordering::Relaxed);
-    for entry in &SOCKETS {
-        let socket = entry.load(Ordering::Relaxed);
-        if socket >= 0 && null >= 0 {
-            // SAFETY: `dup3` is async-signal-safe; `socket` is open and owned by a `SessionSocket` of this image.
-            unsafe { libc::dup3(null, socket, libc::O_CLOEXEC) };
-        }
-    }
-}
-
-/// A session's socket that a forked child does not keep open.
-#[derive(Debug)]
-pub struct SessionSocket {
-    fd: OwnedFd,
-    entry: Option<usize>,
-}
-
-impl SessionSocket {
-    /// Registers a connected socket; beyond 256 in one process, a child keeps its copy.
-    ///
-    /// # Errors
-    /// [`Error::Io`] when `/dev/null` cannot be opened.
-    pub fn new(fd: OwnedFd) -> Result<Self> {
-        static NULL: OnceLock<core::result::Result<OwnedFd, i32>> = OnceLock::new();
-        let null = NULL.get_or_init(|| {
-            let file = std::fs::File::open("/dev/null");
-            file.map(OwnedFd::from).map_err(|error| error.raw_os_error().unwrap_or(0))
-        });
-        let null = null.as_ref().map_err(|errno| Error::Io {
-            operation: "open /dev/null",
-            source: std::io::Error::from_raw_os_error(*errno),
-        })?;
-        DEV_NULL.store(null.as_raw_fd(), Ordering::Relaxed);
-        let number = fd.as_raw_fd();
-        let entry = SOCKETS.iter().position(|entry| {
-            entry.compare_exchange(-1, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        });
-        Ok(Self { fd, entry })
-    }
-}
-
-impl AsFd for SessionSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-impl Drop for SessionSocket {
-    fn drop(&mut self) {
-        if let Some(entry) = self.entry {
-            SOCKETS[entry].store(-1, Ordering::Relaxed);
-        }
-    }
+    unshared::each(|null, descriptor| {
+        // SAFETY: `dup3` is async-signal-safe; `descriptor` is open and owned by an `Unshared` of this image.
+        unsafe { libc::dup3(null, descriptor, libc::O_CLOEXEC) };
+    });
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsRawFd, OwnedFd};
+
     use super::*;
 
     #[test]
@@ -161,28 +111,44 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_is_noticed_and_loses_the_socket() {
+    fn a_forked_child_is_noticed_and_loses_the_sockets_at_any_number() {
+        use nix::fcntl::{FcntlArg, fcntl};
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
         use nix::sys::socket::{AddressFamily, SockFlag, SockType, recv, socketpair};
         use nix::sys::wait::{WaitStatus, waitpid};
         use nix::unistd::{ForkResult, fork};
 
         let cookie = ForkCookie::current().unwrap();
-        let (ours, theirs) =
-            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
-        let session = SessionSocket::new(ours).unwrap();
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+        let pair =
+            || socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC).unwrap();
+        let (mut ours, theirs): (Vec<_>, Vec<_>) = (0..300).map(|_| pair()).unzip();
+        // The highest number that this process may have, where that is not beyond reason.
+        let highest = i32::try_from(hard.min(1 << 16)).unwrap() - 1;
+        let (high, of_high) = pair();
+        let number = fcntl(&high, FcntlArg::F_DUPFD_CLOEXEC(highest)).unwrap();
+        // SAFETY: the kernel has just made this descriptor, and nobody else knows of it.
+        ours.push(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) });
+        drop(high);
+        let sessions: Vec<_> = ours.into_iter().map(|fd| Unshared::new(fd).unwrap()).collect();
         let (tell, told) = nix::unistd::pipe().unwrap();
         // SAFETY: the child makes only async-signal-safe calls before `_exit`.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
                 let mut byte = [0];
-                // Wait until the parent has dropped its end, so that only a kept copy could hold the socket open.
+                // Wait until the parent has dropped its ends, so that only a kept copy could hold a socket open.
                 let _ = nix::unistd::read(&tell, &mut byte);
                 // SAFETY: ends the child without running destructors.
                 unsafe { libc::_exit(i32::from(cookie.is_here())) };
             }
             ForkResult::Parent { child } => {
-                drop(session);
-                assert_eq!(recv(theirs.as_raw_fd(), &mut [0; 8], nix::sys::socket::MsgFlags::empty()), Ok(0));
+                drop(sessions);
+                for theirs in theirs.iter().chain([&of_high]) {
+                    let received =
+                        recv(theirs.as_raw_fd(), &mut [0; 8], nix::sys::socket::MsgFlags::MSG_DONTWAIT);
+                    assert_eq!(received, Ok(0));
+                }
                 nix::unistd::write(&told, b"x").unwrap();
                 assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
             }

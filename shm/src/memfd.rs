@@ -56,11 +56,32 @@ pub(crate) fn create(name: &CStr, len: u64, allocate: bool, purpose: &'static st
     .map_err(fail)?;
     let signed = i64::try_from(len).map_err(|_| fail(Errno::EFBIG))?;
     if allocate {
-        fallocate(&fd, FallocateFlags::empty(), 0, signed).map_err(fail)?;
+        fill(signed, |at, len| fallocate(&fd, FallocateFlags::empty(), at, len)).map_err(fail)?;
     } else {
         ftruncate(&fd, signed).map_err(fail)?;
     }
     Ok(fd)
+}
+
+/// Bytes that one call allocates.
+const FILL_BYTES: libc::off_t = 4 << 20;
+
+/// Calls `allocate` for each part of a file, again after a signal: kernels before 5.18 give up what an interrupted call
+/// has allocated, so the parts are short enough to get done between the signals of a busy timer.
+fn fill(
+    len: libc::off_t,
+    mut allocate: impl FnMut(libc::off_t, libc::off_t) -> nix::Result<()>,
+) -> nix::Result<()> {
+    let mut at = 0;
+    while at < len {
+        let part = FILL_BYTES.min(len - at);
+        match allocate(at, part) {
+            Ok(()) => at += part,
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
 }
 
 /// How often a seal is tried, and how long one waits in between; the kernel itself waits up to 150 ms in each try.
@@ -99,5 +120,28 @@ pub(crate) fn check(fd: impl AsFd, len: u64, seals: Seals, purpose: &'static str
     match u64::try_from(size) {
         Ok(size) if size == len => Ok(()),
         _ => Err(fault(DescriptorFault::Length { found: size.unsigned_abs(), needed: len })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_filled_although_signals_interrupt() {
+        let (mut end, mut is_interrupted) = (0, false);
+        let len = 3 * FILL_BYTES + 5;
+        fill(len, |at, part| {
+            is_interrupted = !is_interrupted;
+            assert_eq!(at, end);
+            if is_interrupted {
+                return Err(Errno::EINTR);
+            }
+            end = at + part;
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(end, len);
+        assert_eq!(fill(1, |_, _| Err(Errno::ENOSPC)), Err(Errno::ENOSPC));
     }
 }

@@ -13,6 +13,7 @@ use nix::sys::mman::{MmapAdvise, madvise, mlock};
 
 use crate::error::{Error, Result};
 use crate::faults::{Point, check};
+use crate::fork::Unshared;
 use crate::layout::SEGMENT_SPAN_BYTES;
 use crate::mapping::{Access, Mapping};
 use crate::memfd::{self, Seals};
@@ -42,7 +43,8 @@ impl SegmentKind {
 #[derive(Debug)]
 pub struct Segment {
     map: Mapping,
-    fd: OwnedFd,
+    /// Not shared with forked children, which would keep the memory.
+    fd: Unshared<OwnedFd>,
     is_locked: bool,
 }
 
@@ -56,7 +58,7 @@ impl Segment {
             return Err(Error::Create { len, purpose: "a segment", source: Errno::EFBIG });
         }
         check(Point::SegmentCreate).map_err(|source| Error::Create { len, purpose: "a segment", source })?;
-        let fd = memfd::create(c"tierpack-segment", len, true, "a segment")?;
+        let fd = Unshared::new(memfd::create(c"tierpack-segment", len, true, "a segment")?)?;
         let map = Mapping::new(&fd, len, Access::Write)?;
         memfd::seal(&fd, len, Seals::Pool)?;
         Ok(Self { map, fd, is_locked: false })

@@ -32,6 +32,12 @@ pub struct Stats {
     ///
     /// Only good for looking at: a client writes its own counters as it likes, so the sums wrap.
     pub reads: Counts,
+    /// The daemon's log.
+    pub log: LogStats,
+    /// Whether something is wrong that an operator should know.
+    pub health: HealthStats,
+    /// The instructions that the daemon's codecs use: `scalar`, `bmi2` or `avx2`.
+    pub cpu_level: String,
 }
 
 /// Memory of the pool, in bytes.
@@ -186,6 +192,24 @@ pub struct RequestStats {
     pub sessions_ended: u64,
 }
 
+/// The daemon's log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LogStats {
+    /// Lines that were dropped since the start, because standard error could not be written in time.
+    pub dropped: u64,
+}
+
+/// Whether something is wrong that an operator should know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct HealthStats {
+    /// `ok`, or `degraded` when there are reasons.
+    pub state: String,
+    /// What is wrong, each with its cause and numbers.
+    pub reasons: Vec<String>,
+}
+
 impl Stats {
     /// A document with nothing in it yet; fill the fields.
     pub fn new(software: String, instance: u64) -> Self {
@@ -201,6 +225,9 @@ impl Stats {
             requests: RequestStats::default(),
             background: BackgroundStats::default(),
             reads: Counts::default(),
+            log: LogStats::default(),
+            health: HealthStats::default(),
+            cpu_level: String::new(),
         }
     }
 }

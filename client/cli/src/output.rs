@@ -84,6 +84,11 @@ pub(crate) fn error(error: &anyhow::Error) {
     say(&chain(error));
 }
 
+/// What [`error`] prints.
+pub(crate) fn error_line(error: &anyhow::Error) -> String {
+    line(&chain(error))
+}
+
 /// Prints a warning on one line.
 pub(crate) fn warning(text: &str) {
     say(&format!("warning: {text}"));
@@ -91,7 +96,11 @@ pub(crate) fn warning(text: &str) {
 
 fn say(text: &str) {
     // With standard error closed there is nobody left to tell.
-    drop(writeln!(io::stderr().lock(), "tierpack: {}", escape::one_line(text)));
+    drop(writeln!(io::stderr().lock(), "{}", line(text)));
+}
+
+fn line(text: &str) -> String {
+    format!("tierpack: {}", escape::one_line(text))
 }
 
 /// `error` with its causes, colons between.

@@ -15,7 +15,10 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket};
+use nix::sys::socket::{
+    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, listen, shutdown, socket,
+};
+use tierpack_shm::fork::Unshared;
 
 use super::{FileId, id_of};
 use crate::address::MAX_PATH_BYTES;
@@ -36,7 +39,7 @@ pub enum SocketKind {
 /// A listening socket and the name that leads to it; dropping it removes the name.
 #[derive(Debug)]
 pub struct Listener {
-    fd: OwnedFd,
+    fd: Unshared<OwnedFd>,
     path: PathBuf,
     id: FileId,
     pid: u32,
@@ -60,6 +63,7 @@ impl Listener {
             _ => {}
         }
         let fd = new_socket(kind).map_err(|errno| failed("make the socket")(errno.into()))?;
+        let fd = Unshared::new(fd).map_err(|source| Error::Shm { source })?;
         bind_name(&fd, &temporary).map_err(failed("bind the temporary name"))?;
         let metadata = fs::symlink_metadata(&temporary).map_err(failed("examine the temporary name"))?;
         // From here on, a failure drops the listener and with it the temporary name.
@@ -117,6 +121,10 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // Nobody could be told, and a leftover name is replaced by the next daemon.
         drop(self.remove_name());
+        if self.pid == std::process::id() {
+            // Not only closed: whoever else has the descriptor must not keep clients waiting.
+            let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both).is_ok();
+        }
     }
 }
 

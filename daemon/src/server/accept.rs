@@ -7,12 +7,14 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, SockFlag, accept4, shutdown};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
 use tierpack_shm::faults::{Point, reach};
+use tierpack_shm::fork::Unshared;
 use tierpack_shm::layout::LAYOUT_VERSION;
 use tierpack_shm::message::{ErrorCode, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Refusal, encode};
 use tierpack_shm::socket::{Peer, peer, peer_groups, recv, send};
@@ -20,6 +22,7 @@ use tierpack_shm::socket::{Peer, peer, peer_groups, recv, send};
 use crate::address;
 use crate::config::{Admit, Config, LockMode};
 use crate::error::{Result, chain};
+use crate::health::{Fault, Health};
 use crate::limits;
 use crate::ownership::{Listener, Ownership, SocketKind};
 use crate::store;
@@ -31,6 +34,8 @@ const OWNER_MODE: u32 = 0o600;
 const EVERYONE_MODE: u32 = 0o666;
 /// Connections taken in one turn of the loop.
 const ACCEPTS_PER_TURN: usize = 64;
+/// How long the loop rests when the system has no memory for another connection.
+const SHORT_OF_MEMORY_PAUSE: Duration = Duration::from_millis(5);
 /// Listening sockets, their files, and the lock that makes them ours.
 #[derive(Debug)]
 pub(super) struct Front {
@@ -44,7 +49,7 @@ pub(super) struct Front {
     admit: Admit,
     /// Closed for a moment to take in, and turn away, a peer at the limit on open files.
     spare: Option<File>,
-    told_lost: bool,
+    health: Arc<Health>,
 }
 
 impl Front {
@@ -71,7 +76,7 @@ impl Front {
             max_sessions: config.max_sessions(),
             admit: config.admit(),
             spare: spare(),
-            told_lost: false,
+            health: Arc::default(),
         })
     }
 
@@ -84,13 +89,18 @@ impl Front {
         Arc::clone(self.stats.as_ref().expect("taken only by stop_listening"))
     }
 
+    /// Where it notes that its files cannot be restored.
+    pub(super) fn health(&self) -> Arc<Health> {
+        Arc::clone(&self.health)
+    }
+
     /// Takes in who waits, and turns away who may not stay.
-    pub(super) fn accept(&mut self, sessions: usize) -> Vec<(OwnedFd, Peer, Caller)> {
+    pub(super) fn accept(&mut self, sessions: usize) -> Vec<(Unshared<OwnedFd>, Peer, Caller)> {
         let mut taken = Vec::new();
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(control) = &self.control else { break };
-            match accept(control) {
-                Ok(fd) => match self.check(&fd, sessions + taken.len()) {
+            match accept::<OwnedFd>(control) {
+                Ok(fd) => match self.check(fd.as_fd(), sessions + taken.len()) {
                     Ok((peer, caller)) => taken.push((fd, peer, caller)),
                     Err(refusal) => turn_away(&fd, refusal),
                 },
@@ -107,6 +117,12 @@ impl Front {
                     self.spare = spare();
                     break;
                 }
+                // The system is short of memory, and the peer still waits: a short pause, so that the loop does not
+                // spin. Every other call that needs memory fails as well in that state.
+                Err(Errno::ENOBUFS | Errno::ENOMEM) => {
+                    std::thread::sleep(SHORT_OF_MEMORY_PAUSE);
+                    break;
+                }
                 // The peer left before it was taken in.
                 Err(_) => {}
             }
@@ -114,7 +130,7 @@ impl Front {
         taken
     }
 
-    fn check(&self, fd: &OwnedFd, sessions: usize) -> core::result::Result<(Peer, Caller), Refusal> {
+    fn check(&self, fd: BorrowedFd<'_>, sessions: usize) -> core::result::Result<(Peer, Caller), Refusal> {
         if sessions >= self.max_sessions {
             let text =
                 format!("{sessions} sessions are open, the limit is {0} (--max-sessions)", self.max_sessions);
@@ -142,18 +158,19 @@ impl Front {
         let restored = self.restore(control_lost, stats_lost);
         match restored {
             Ok(()) => {
-                self.told_lost = false;
+                self.health.clear(Fault::SocketFiles);
                 tracing::warn!(
                     control = control_lost,
                     stats = stats_lost,
                     "socket files were removed: made again"
                 );
             }
-            Err(error) if !self.told_lost => {
-                self.told_lost = true;
-                tracing::error!(error = chain(&error), "socket files were removed and cannot be made again");
+            Err(error) => {
+                let text = format!("socket files were removed and cannot be made again: {}", chain(&error));
+                if self.health.note(Fault::SocketFiles, text.clone()) {
+                    tracing::error!("{text}");
+                }
             }
-            Err(_) => {}
         }
     }
 
@@ -181,8 +198,10 @@ impl AsFd for Front {
 }
 
 /// Takes in one waiting peer, non-blocking; `EAGAIN` means that nobody waits.
-pub(crate) fn accept(listener: impl AsFd) -> nix::Result<OwnedFd> {
-    accept4(listener, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)
+pub(crate) fn accept<T: From<OwnedFd> + AsRawFd>(listener: impl AsFd) -> nix::Result<Unshared<T>> {
+    let fd = accept4(listener, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
+    // Fails only where the listener, too, could not be registered.
+    Unshared::new(T::from(fd)).map_err(|_| Errno::EMFILE)
 }
 
 fn mode(admit: Admit) -> u32 {
@@ -196,7 +215,7 @@ fn spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-fn turn_away(fd: &OwnedFd, refusal: Refusal) {
+fn turn_away(fd: &Unshared<OwnedFd>, refusal: Refusal) {
     tracing::warn!(reason = refusal.text, "connection refused");
     // What it has sent is taken, and nothing more can come: a socket that is closed over unread messages makes the
     // peer's next call fail before it sees the answer.

@@ -96,7 +96,7 @@ impl Server {
         let (store, tasks) = Store::new(config, events.clone())?;
         let store = Arc::new(store);
         let transfers = Arc::new(Transfers::default());
-        let board = Arc::new(Board::new(config, Arc::clone(&store), Arc::clone(&transfers)));
+        let board = Arc::new(Board::new(config, Arc::clone(&store), Arc::clone(&transfers), front.health()));
         let stats = crate::stats_socket::StatsThread::start(front.stats(), Arc::clone(&board))?;
         let background = BackgroundThread::start(config, Arc::clone(&store), tasks, events.clone())?;
         let workers = Workers::start(config.workers(), &store, &transfers, &events)?;

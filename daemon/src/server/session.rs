@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown as Side, shutdown};
 use tierpack_shm::error::Error as ShmError;
+use tierpack_shm::fork::Unshared;
 use tierpack_shm::message::{DaemonMessage, SegmentId, encode};
 use tierpack_shm::segment::Segment;
 use tierpack_shm::socket::{MAX_DESCRIPTORS, Peer, send};
@@ -83,14 +84,14 @@ pub(crate) struct Session {
     pub(crate) in_flight: usize,
     /// Whether its client has ended its leases and is about to close.
     pub(crate) said_goodbye: bool,
-    fd: OwnedFd,
+    fd: Unshared<OwnedFd>,
     waiting: VecDeque<Outgoing>,
     waiting_bytes: usize,
     stuck_since: Option<Instant>,
 }
 
 impl Session {
-    pub(crate) fn new(number: u64, peer: Peer, caller: Caller, fd: OwnedFd) -> Self {
+    pub(crate) fn new(number: u64, peer: Peer, caller: Caller, fd: Unshared<OwnedFd>) -> Self {
         Self {
             number,
             peer,
@@ -214,5 +215,12 @@ impl Session {
 impl AsFd for Session {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Not only closed: whoever else has the descriptor must not keep the peer waiting.
+        let _ = shutdown(std::os::fd::AsRawFd::as_raw_fd(&self.fd), Side::Both).is_ok();
     }
 }

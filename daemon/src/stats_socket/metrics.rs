@@ -58,6 +58,7 @@ fn requests(stats: &Stats, text: &mut Text) {
     let results = [("result=\"done\"", requests.done), ("result=\"refused\"", requests.refused)];
     text.family("counter", "tierpack_requests_total", "requests to the daemon, by outcome", &results);
     text.counter("tierpack_sessions_ended_total", "sessions ended by the daemon", requests.sessions_ended);
+    text.counter("tierpack_log_dropped_total", "lines of the log that were dropped", stats.log.dropped);
 }
 
 /// What clients count; the sessions that are gone stay in the sums.

@@ -218,7 +218,7 @@ impl Store {
         if !self.budget.take(len) {
             return None;
         }
-        let made = limits::check_growth(len, Path::new("/")).and_then(|()| self.new_segment(len));
+        let made = limits::check_growth(len, Path::new("/")).and_then(|_room| self.new_segment(len));
         Some(made.map_err(|error| {
             self.budget.give(len);
             let text = crate::error::chain(&error);

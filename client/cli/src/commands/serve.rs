@@ -8,6 +8,8 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::getppid;
 
+use crate::output;
+
 /// Arguments of `serve`.
 // The flattened arguments bring a group called `Args` already.
 #[derive(Debug, clap::Args)]
@@ -31,5 +33,8 @@ pub(crate) fn run(args: Args, socket: Option<PathBuf>) -> Result<ExitCode> {
         // The parent may have ended before the kernel was asked.
         ensure!(getppid().as_raw() == parent, "the parent process {parent} has ended");
     }
-    tierpack_daemon::run_command(&args.daemon, socket)
+    tierpack_daemon::run_command(&args.daemon, socket).or_else(|error| {
+        tierpack_daemon::print_last(&output::error_line(&error));
+        Ok(ExitCode::FAILURE)
+    })
 }

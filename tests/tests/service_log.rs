@@ -1,0 +1,128 @@
+//! The log: nobody waits for whoever reads it, and peers decide little of what is in it.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, PipeReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+use tierpack_client::{Client, Dtype, Stats, stats_socket};
+use tierpack_tests::peer::Peer;
+use tierpack_tests::{DEADLINE, Process, eventually, program, raw};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
+
+/// A daemon whose standard error is not a file that keeps everything.
+struct Serving {
+    dir: TempDir,
+    process: Process,
+}
+
+impl Serving {
+    /// Runs `sh -c SCRIPT` with the program and its arguments as `"$@"`.
+    fn start(script: &str, stderr: Stdio) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let socket = dir.path().join("control.sock");
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]).arg(program::located(PROGRAM)).arg("--socket").arg(&socket);
+        command.args(["serve", "--pool-size", "64MiB", "--lock", "off"]).stdin(Stdio::null());
+        let process = Process::start(command.stdout(Stdio::null()).stderr(stderr));
+        let serving = Self { dir, process };
+        eventually("a listening daemon", || Client::builder().socket(serving.socket()).connect().ok());
+        serving
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("control.sock")
+    }
+
+    fn client(&self) -> Client {
+        Client::builder().socket(self.socket()).connect().expect("the daemon answers")
+    }
+
+    fn stats(&self) -> Stats {
+        let text = stats_socket::read(&stats_socket::path_beside(&self.socket()), DEADLINE).expect("stats");
+        serde_json::from_str(&text).expect("stats are JSON")
+    }
+
+    /// Causes lines of the log as peers can.
+    fn flood(&self) {
+        for _ in 0..1500 {
+            // The daemon may have hung up already.
+            let _ = Peer::connect(&self.socket()).send_bytes(b"no greeting", &[]).is_ok();
+        }
+        // Puts of this size make segments come and go, and each is a line.
+        let client = self.client();
+        for _ in 0..400 {
+            client.put_with("x", Dtype::U8, &[4 << 20], &mut &vec![1; 4 << 20][..], &raw()).expect("room");
+            client.remove("x").expect("it is there");
+        }
+    }
+
+    /// Others are served after a flood, and SIGTERM ends the daemon.
+    fn check(mut self) -> Stats {
+        self.flood();
+        let client = self.client();
+        client.put("y", Dtype::U8, &[3], &[1, 2, 3]).expect("a put of another session");
+        assert_eq!(client.get("y").expect("it is there").as_bytes(), [1, 2, 3]);
+        let stats = self.stats();
+        self.process.signal(Signal::SIGTERM);
+        assert!(self.process.wait().success());
+        stats
+    }
+}
+
+/// A pipe that holds little.
+fn pipe() -> (PipeReader, Stdio) {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    fcntl(&writer, FcntlArg::F_SETPIPE_SZ(4096)).expect("a short pipe");
+    (reader, writer.into())
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_stops_nobody() {
+    let (reader, stderr) = pipe();
+    let stats = Serving::start("exec \"$@\" --log debug", stderr).check();
+    assert!(stats.log.dropped > 0, "{stats:?}");
+    drop(reader);
+}
+
+#[test]
+fn a_failed_start_ends_although_nobody_reads_its_message() {
+    let (reader, stderr) = pipe();
+    let mut command = Command::new("sh");
+    // Fills the pipe first.
+    command.args(["-c", "head -c 4096 /dev/zero >&2; exec \"$0\" serve --workers 0"]);
+    let mut process = Process::start(command.arg(program::located(PROGRAM)).stderr(stderr));
+    assert_eq!(process.wait().code(), Some(1));
+    drop(reader);
+}
+
+#[test]
+fn a_closed_or_full_standard_error_stops_nobody() {
+    Serving::start("exec \"$@\" 2>&-", Stdio::null()).check();
+    let full = File::options().write(true).open("/dev/full").expect("a full device");
+    let stats = Serving::start("exec \"$@\"", full.into()).check();
+    assert!(stats.log.dropped > 0, "{stats:?}");
+}
+
+#[test]
+fn what_peers_cause_is_a_few_lines_and_a_count() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    let lines = std::thread::spawn(move || -> Vec<_> {
+        BufReader::new(reader).lines().map(|line| line.expect("text")).collect()
+    });
+    Serving::start("exec \"$@\"", writer.into()).check();
+    let lines = lines.join().expect("the reader ends with the daemon");
+    let ended = lines.iter().filter(|line| line.contains(": session ended ")).count();
+    let more: usize = lines
+        .iter()
+        .filter_map(|line| {
+            line.split_once(" more: session ended")?.0.rsplit(' ').next()?.parse::<usize>().ok()
+        })
+        .sum();
+    assert_eq!(ended + more, 1500, "{lines:?}");
+    assert!(ended < 1000, "{ended} lines");
+}
