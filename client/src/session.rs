@@ -266,6 +266,9 @@ impl Drop for Session {
             let _ = ManuallyDrop::new(Arc::clone(&self.inner));
             return;
         }
+        // A full socket takes no goodbye, and then the daemon counts the leases until this process ends.
+        let goodbye = encode(&ClientMessage::Goodbye);
+        let _ = goodbye.and_then(|bytes| tierpack_shm::socket::send(&self.inner.socket, &bytes, &[])).is_ok();
         // The socket may be shut down already.
         let _ = shutdown(self.inner.socket.as_fd().as_raw_fd(), Shutdown::Both);
         let thread = self.thread.take().map(ManuallyDrop::into_inner);
