@@ -31,8 +31,11 @@ const MAX_SOFTWARE_CHARS: usize = 80;
 struct Seen {
     peer: Peer,
     software: String,
-    attached: Vec<(String, Arc<ClientPage>)>,
+    attached: Vec<(u32, String, Arc<ClientPage>)>,
+    /// What the pages of namespaces have counted that it has detached from.
+    detached: Counts,
     ended: bool,
+    hung_up: bool,
 }
 
 /// Under one lock, so that no session counts twice or not at all while it goes.
@@ -84,13 +87,40 @@ impl Board {
 
     pub(crate) fn session_opened(&self, session: u64, peer: Peer, software: String) {
         let software = software.chars().take(MAX_SOFTWARE_CHARS).collect();
-        let seen = Seen { peer, software, attached: Vec::new(), ended: false };
+        let seen = Seen {
+            peer,
+            software,
+            attached: Vec::new(),
+            detached: Counts::default(),
+            ended: false,
+            hung_up: false,
+        };
         self.sessions.lock().open.insert(session, seen);
     }
 
-    pub(crate) fn session_attached(&self, session: u64, namespace: &str, page: &Arc<ClientPage>) {
+    pub(crate) fn session_attached(
+        &self,
+        session: u64,
+        number: u32,
+        namespace: &str,
+        page: &Arc<ClientPage>,
+    ) {
         if let Some(seen) = self.sessions.lock().open.get_mut(&session) {
-            seen.attached.push((namespace.to_owned(), Arc::clone(page)));
+            seen.attached.push((number, namespace.to_owned(), Arc::clone(page)));
+        }
+    }
+
+    pub(crate) fn session_detached(&self, session: u64, number: u32) {
+        if let Some(seen) = self.sessions.lock().open.get_mut(&session) {
+            for (_, _, page) in seen.attached.extract_if(.., |(attached, ..)| *attached == number) {
+                seen.detached = seen.detached.plus(page.counts());
+            }
+        }
+    }
+
+    pub(crate) fn session_hung_up(&self, session: u64) {
+        if let Some(seen) = self.sessions.lock().open.get_mut(&session) {
+            seen.hung_up = true;
         }
     }
 
@@ -113,6 +143,7 @@ impl Board {
         let mut stats = Stats::new(SOFTWARE.to_owned(), self.store.instance);
         stats.uptime_s = self.started.elapsed().as_secs_f64();
         stats.namespaces = self.store.namespaces().iter().map(|namespace| namespace.stats()).collect();
+        stats.removed = self.store.removed_namespaces().iter().map(|namespace| namespace.ghost()).collect();
         (stats.sessions, stats.reads) = self.sessions();
         stats.background = self.store.background.stats();
         stats.pool = self.pool(&stats);
@@ -150,7 +181,13 @@ impl Board {
         let sessions = self.sessions.lock();
         let held = |number: &u64| holders.get(number).copied().unwrap_or_default();
         let open = sessions.open.iter().map(|(number, seen)| seen.stats(*number, held(number)));
-        let open: Vec<_> = open.collect();
+        let mut open: Vec<_> = open.collect();
+        let unmapping = self.store.unmapping.holders();
+        for session in &mut open {
+            let holds = unmapping.get(&session.session).copied().unwrap_or_default();
+            session.unmapping_bytes = holds.bytes;
+            session.unmapping_ms = u64::try_from(holds.age.as_millis()).unwrap_or(u64::MAX);
+        }
         let reads = open.iter().fold(sessions.gone, |sum, session| sum.plus(session.counts));
         (open, reads)
     }
@@ -187,25 +224,26 @@ impl Seen {
         stats.pid = (self.peer.pid != 0).then_some(self.peer.pid);
         stats.uid = self.peer.uid;
         stats.software.clone_from(&self.software);
-        stats.namespaces = self.attached.iter().map(|(name, _)| name.clone()).collect();
-        stats.leases = self.attached.iter().map(|(_, page)| page.leases_taken() as u64).sum();
+        stats.namespaces = self.attached.iter().map(|(_, name, _)| name.clone()).collect();
+        stats.leases = self.attached.iter().map(|(.., page)| page.leases_taken() as u64).sum();
         stats.counts = self.counts();
         stats.device_access = self.device_access();
         stats.held_bytes = holds.bytes;
         stats.held_ms = u64::try_from(holds.age.as_millis()).unwrap_or(u64::MAX);
         stats.ended = self.ended;
+        stats.hung_up = self.hung_up;
         stats
     }
 
     /// In the order of [`DeviceAccess::ALL`], each once.
     fn device_access(&self) -> Vec<String> {
-        let used: Vec<_> = self.attached.iter().flat_map(|(_, page)| page.device_access()).collect();
+        let used: Vec<_> = self.attached.iter().flat_map(|(.., page)| page.device_access()).collect();
         let names = DeviceAccess::ALL.iter().filter(|access| used.contains(access));
         names.map(|access| access.name().to_owned()).collect()
     }
 
     /// What a client wrote: the sums wrap instead of ending the daemon.
     fn counts(&self) -> Counts {
-        self.attached.iter().fold(Counts::default(), |sum, (_, page)| sum.plus(page.counts()))
+        self.attached.iter().fold(self.detached, |sum, (.., page)| sum.plus(page.counts()))
     }
 }

@@ -159,4 +159,12 @@ pub enum MessageFault {
         /// How many the message names.
         needed: usize,
     },
+    /// It names more unmapped segments than were retired to its session.
+    #[error("{found} segments were named as unmapped, {needed} were retired")]
+    Unmapped {
+        /// How many it names.
+        found: usize,
+        /// How many were retired and not unmapped.
+        needed: usize,
+    },
 }

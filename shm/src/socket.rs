@@ -26,6 +26,8 @@ const CONTROL_WORDS: usize = (16 + 253 * 4_usize).div_ceil(8) + 2;
 
 /// `SO_PEERGROUPS`, which neither nix nor libc names (asm-generic/socket.h).
 const SO_PEERGROUPS: libc::c_int = 59;
+/// `SO_PEERPIDFD`, since Linux 6.5.
+const SO_PEERPIDFD: libc::c_int = 77;
 
 /// Who is at the other end, as the kernel saw it when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +97,36 @@ pub fn peer_groups(fd: impl AsFd) -> Result<Vec<u32>> {
     }
 }
 
+/// What the kernel knows of the process that connected.
+#[derive(Debug)]
+pub enum PeerProcess {
+    /// It lives; the descriptor is readable once it has ended.
+    Alive(OwnedFd),
+    /// It has ended.
+    Gone,
+    /// This kernel does not say.
+    Unknown,
+}
+
+/// The process of the peer: the one that connected, whatever has its number now.
+///
+/// # Errors
+/// [`Error::Io`] when there is no descriptor for it.
+pub fn peer_process(fd: impl AsFd) -> Result<PeerProcess> {
+    let mut raw: RawFd = -1;
+    let mut len = libc::socklen_t::try_from(size_of_val(&raw)).unwrap_or(libc::socklen_t::MAX);
+    let (socket, level) = (fd.as_fd().as_raw_fd(), libc::SOL_SOCKET);
+    // SAFETY: the buffer is live and `len` is its true length in bytes.
+    let got = unsafe { libc::getsockopt(socket, level, SO_PEERPIDFD, (&raw mut raw).cast(), &raw mut len) };
+    match (got, Errno::last()) {
+        // SAFETY: the kernel has just installed this descriptor for us, and nothing else knows of it.
+        (0, _) => Ok(PeerProcess::Alive(unsafe { OwnedFd::from_raw_fd(raw) })),
+        (_, Errno::ESRCH | Errno::EINVAL) => Ok(PeerProcess::Gone),
+        (_, Errno::ENOPROTOOPT | Errno::ENODATA) => Ok(PeerProcess::Unknown),
+        (_, source) => Err(Error::Io { operation: "find the peer's process", source: source.into() }),
+    }
+}
+
 /// Sends one message; never raises `SIGPIPE`.
 ///
 /// # Errors
@@ -133,10 +165,8 @@ pub fn send(fd: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Resu
 /// [`Error::MessageTooLong`] when the message does not fit `buf`, [`Error::DescriptorsCut`] when descriptors were
 /// lost; what arrived is closed then.
 pub fn recv(fd: impl AsFd, buf: &mut [u8]) -> Result<Received> {
-    match recv_some(fd, buf)? {
-        Received { is_cut: true, .. } => Err(Error::DescriptorsCut),
-        received => Ok(received),
-    }
+    let received = recv_some(fd, buf)?;
+    if received.is_cut { Err(Error::DescriptorsCut) } else { Ok(received) }
 }
 
 /// As [`recv`]; a message that has lost descriptors comes with those that arrived.
@@ -144,6 +174,23 @@ pub fn recv(fd: impl AsFd, buf: &mut [u8]) -> Result<Received> {
 /// # Errors
 /// As [`recv`], without [`Error::DescriptorsCut`].
 pub fn recv_some(fd: impl AsFd, buf: &mut [u8]) -> Result<Received> {
+    let mut descriptors = Vec::new();
+    let (len, is_cut) = receive(fd, buf, &mut descriptors)?;
+    Ok(Received { len, descriptors, is_cut })
+}
+
+/// As [`recv`], and returns the length: what arrived is in `descriptors` even then, for a caller whom closing a
+/// descriptor of a peer may block.
+///
+/// # Errors
+/// As [`recv`].
+pub fn recv_keeping(fd: impl AsFd, buf: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<usize> {
+    let (len, is_cut) = receive(fd, buf, descriptors)?;
+    if is_cut { Err(Error::DescriptorsCut) } else { Ok(len) }
+}
+
+/// Receives one message: its length, and whether descriptors were lost.
+fn receive(fd: impl AsFd, buf: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<(usize, bool)> {
     let mut control = [0_u64; CONTROL_WORDS];
     let limit = buf.len();
     let mut slices = [IoSliceMut::new(buf)];
@@ -166,7 +213,7 @@ pub fn recv_some(fd: impl AsFd, buf: &mut [u8]) -> Result<Received> {
             },
         }
     };
-    let descriptors = take_descriptors(&control, header.msg_controllen);
+    descriptors.extend(take_descriptors(&control, header.msg_controllen));
     if header.msg_flags & libc::MSG_TRUNC != 0 {
         return Err(Error::MessageTooLong { len: limit.saturating_add(1), limit });
     }
@@ -174,7 +221,7 @@ pub fn recv_some(fd: impl AsFd, buf: &mut [u8]) -> Result<Received> {
     if len == 0 {
         return Err(Error::Closed);
     }
-    Ok(Received { len, descriptors, is_cut: header.msg_flags & libc::MSG_CTRUNC != 0 })
+    Ok((len, header.msg_flags & libc::MSG_CTRUNC != 0))
 }
 
 /// Takes every descriptor out of a control buffer that the kernel filled with `len` bytes.

@@ -20,6 +20,9 @@ pub struct Stats {
     pub tiers: Vec<TierStats>,
     /// Every namespace, by name.
     pub namespaces: Vec<NamespaceStats>,
+    /// Removed namespaces that sessions still map.
+    #[serde(default)]
+    pub removed: Vec<RemovedStats>,
     /// Every session.
     pub sessions: Vec<SessionStats>,
     /// Puts that have begun and not ended.
@@ -130,8 +133,31 @@ pub struct SessionStats {
     pub held_bytes: u64,
     /// Milliseconds since the oldest of them was retired.
     pub held_ms: u64,
+    /// Bytes of retired segments that it has not unmapped.
+    #[serde(default)]
+    pub unmapping_bytes: u64,
+    /// Milliseconds since the oldest of them was retired.
+    #[serde(default)]
+    pub unmapping_ms: u64,
     /// Whether the daemon has ended it and waits for the peer to close.
     pub ended: bool,
+    /// Whether its connection is closed without a goodbye: its leases count until its process ends.
+    #[serde(default)]
+    pub hung_up: bool,
+}
+
+/// A namespace that was removed and that sessions still map.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RemovedStats {
+    /// The name that it had.
+    pub name: String,
+    /// Bytes of its segments, which return when nobody maps it any more.
+    pub segment_bytes: u64,
+    /// Retired extents that a lease still holds.
+    pub held_bytes: u64,
+    /// The sessions that map it.
+    pub sessions: Vec<u64>,
 }
 
 /// One tier.
@@ -220,6 +246,7 @@ impl Stats {
             pool: PoolStats::default(),
             tiers: Vec::new(),
             namespaces: Vec::new(),
+            removed: Vec::new(),
             sessions: Vec::new(),
             transfers: 0,
             requests: RequestStats::default(),

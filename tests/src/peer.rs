@@ -1,9 +1,10 @@
 //! A client that speaks the protocol by hand, so that a test can say anything at an exact moment.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, send as send_packet, setsockopt, sockopt};
 use nix::sys::time::TimeVal;
 use tierpack_shm::chunk::ChunkWriter;
 use tierpack_shm::error::Error;
@@ -23,6 +24,8 @@ use crate::DEADLINE;
 pub struct Peer {
     fd: OwnedFd,
     next_id: u64,
+    /// Whether it says goodbye before it closes: it has greeted, and holds nothing when it is dropped.
+    says_goodbye: Cell<bool>,
 }
 
 impl Peer {
@@ -35,7 +38,7 @@ impl Peer {
         let limit = TimeVal::new(i64::try_from(DEADLINE.as_secs()).expect("a short time"), 0);
         setsockopt(&fd, sockopt::ReceiveTimeout, &limit).expect("set a time limit");
         setsockopt(&fd, sockopt::SendTimeout, &limit).expect("set a time limit");
-        Self { fd, next_id: 1 }
+        Self { fd, next_id: 1, says_goodbye: Cell::new(false) }
     }
 
     /// Connects and exchanges greetings.
@@ -58,6 +61,7 @@ impl Peer {
         self.send_bytes(&encode(&hello).expect("a hello is short"), &[]).expect("send a hello");
         let mut buf = vec![0; MAX_MESSAGE_BYTES];
         let received = recv(&self.fd, &mut buf).expect("an answer to hello");
+        self.says_goodbye.set(true);
         decode_hello(&buf[..received.len]).expect("an answer to hello")
     }
 
@@ -161,9 +165,26 @@ impl Peer {
         }
     }
 
+    /// Closes without a goodbye.
+    pub fn hang_up(self) {
+        self.says_goodbye.set(false);
+    }
+
     /// The number of its descriptor.
     pub fn raw(&self) -> i32 {
         self.fd.as_raw_fd()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if self.says_goodbye.get()
+            && let Ok(bytes) = encode(&ClientMessage::Goodbye)
+        {
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            // The daemon may have hung up.
+            let _ = send_packet(self.fd.as_raw_fd(), &bytes, flags).is_ok();
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{Shutdown, SockFlag, accept4, shutdown};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
@@ -17,8 +18,10 @@ use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::fork::Unshared;
 use tierpack_shm::layout::LAYOUT_VERSION;
 use tierpack_shm::message::{ErrorCode, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Refusal, encode};
-use tierpack_shm::socket::{Peer, peer, peer_groups, recv, send};
+use tierpack_shm::socket::{Peer, peer, peer_groups, recv_keeping, send};
 
+use super::closer::Closer;
+use super::shares::Shares;
 use crate::address;
 use crate::config::{Admit, Config, LockMode};
 use crate::error::{Result, chain};
@@ -36,6 +39,9 @@ const EVERYONE_MODE: u32 = 0o666;
 const ACCEPTS_PER_TURN: usize = 64;
 /// How long the loop rests when the system has no memory for another connection.
 const SHORT_OF_MEMORY_PAUSE: Duration = Duration::from_millis(5);
+/// Descriptors that are kept for what clients send, so that no message loses one, and for segments.
+const RESERVED_DESCRIPTORS: u64 = 1024;
+const NO_DESCRIPTOR: &str = "the daemon has no descriptor left: raise its limit on open files (ulimit -n)";
 /// Listening sockets, their files, and the lock that makes them ours.
 #[derive(Debug)]
 pub(super) struct Front {
@@ -45,15 +51,17 @@ pub(super) struct Front {
     ownership: Ownership,
     control_path: PathBuf,
     stats_path: PathBuf,
-    max_sessions: usize,
     admit: Admit,
     /// Closed for a moment to take in, and turn away, a peer at the limit on open files.
     spare: Option<File>,
     health: Arc<Health>,
+    closer: Arc<Closer>,
+    /// Descriptors from this number on are kept for what clients send and for segments.
+    reserved_from: i32,
 }
 
 impl Front {
-    pub(super) fn open(config: &Config) -> Result<Self> {
+    pub(super) fn open(config: &Config, closer: Arc<Closer>) -> Result<Self> {
         limits::check_pool_size(config.pool_bytes(), Path::new("/"))?;
         if config.lock() == LockMode::Require {
             limits::check_lock(config.pool_bytes())?;
@@ -73,10 +81,11 @@ impl Front {
             ownership,
             control_path: config.socket().to_owned(),
             stats_path,
-            max_sessions: config.max_sessions(),
             admit: config.admit(),
             spare: spare(),
             health: Arc::default(),
+            closer,
+            reserved_from: reserved_from(),
         })
     }
 
@@ -95,21 +104,19 @@ impl Front {
     }
 
     /// Takes in who waits, and turns away who may not stay.
-    pub(super) fn accept(&mut self, sessions: usize) -> Vec<(Unshared<OwnedFd>, Peer, Caller)> {
+    pub(super) fn accept(&mut self, shares: &mut Shares) -> Vec<(Unshared<OwnedFd>, Peer, Caller)> {
         let mut taken = Vec::new();
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(control) = &self.control else { break };
             match accept::<OwnedFd>(control) {
-                Ok(fd) => match self.check(fd.as_fd(), sessions + taken.len()) {
+                Ok(fd) => match self.check(fd.as_fd(), shares) {
                     Ok((peer, caller)) => taken.push((fd, peer, caller)),
-                    Err(refusal) => turn_away(&fd, refusal),
+                    Err(refusal) => self.turn_away(fd, refusal),
                 },
                 Err(Errno::EAGAIN) => break,
                 Err(Errno::EMFILE | Errno::ENFILE) if self.spare.take().is_some() => {
                     if let Some(Ok(fd)) = self.control.as_ref().map(accept) {
-                        let text =
-                            "the daemon has no descriptor left: raise its limit on open files (ulimit -n)";
-                        turn_away(&fd, Refusal::new(ErrorCode::Limit, text));
+                        self.turn_away(fd, Refusal::new(ErrorCode::Limit, NO_DESCRIPTOR));
                     }
                     self.spare = spare();
                 }
@@ -130,11 +137,26 @@ impl Front {
         taken
     }
 
-    fn check(&self, fd: BorrowedFd<'_>, sessions: usize) -> core::result::Result<(Peer, Caller), Refusal> {
-        if sessions >= self.max_sessions {
-            let text =
-                format!("{sessions} sessions are open, the limit is {0} (--max-sessions)", self.max_sessions);
-            return Err(Refusal::new(ErrorCode::Limit, text));
+    fn turn_away(&self, fd: Unshared<OwnedFd>, refusal: Refusal) {
+        tracing::warn!(reason = refusal.text, "connection refused");
+        // What it has sent is taken, and nothing more can come: a socket that is closed over unread messages makes the
+        // peer's next call fail before it sees the answer.
+        let _ = shutdown(fd.as_raw_fd(), Shutdown::Read).is_ok();
+        let (mut message, mut received) = (vec![0; MAX_MESSAGE_BYTES], Vec::new());
+        while recv_keeping(&fd, &mut message, &mut received).is_ok() {}
+        let reply = HelloReply::Refused { protocol: PROTOCOL_VERSION, layout: LAYOUT_VERSION, refusal };
+        if let Ok(bytes) = encode(&reply) {
+            // A peer that is gone already needs no answer.
+            let _ = send(&fd, &bytes, &[]).is_ok();
+        }
+        let uid = peer(&fd).map_or(u32::MAX, |peer| peer.uid);
+        self.closer.close(uid, received.into_iter().chain([fd.into_inner()]));
+    }
+
+    fn check(&self, fd: BorrowedFd<'_>, shares: &mut Shares) -> core::result::Result<(Peer, Caller), Refusal> {
+        // The kernel gives the lowest number that is free.
+        if fd.as_raw_fd() >= self.reserved_from {
+            return Err(Refusal::new(ErrorCode::Limit, NO_DESCRIPTOR));
         }
         let internal = |error| Refusal::new(ErrorCode::Internal, chain(&error));
         let peer = peer(fd).map_err(internal)?;
@@ -145,6 +167,7 @@ impl Front {
                 format!("user {} may not use the daemon of user {own}: it admits only that one", peer.uid);
             return Err(Refusal::new(ErrorCode::Denied, text));
         }
+        shares.admit(&caller)?;
         Ok((peer, caller))
     }
 
@@ -215,16 +238,8 @@ fn spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-fn turn_away(fd: &Unshared<OwnedFd>, refusal: Refusal) {
-    tracing::warn!(reason = refusal.text, "connection refused");
-    // What it has sent is taken, and nothing more can come: a socket that is closed over unread messages makes the
-    // peer's next call fail before it sees the answer.
-    let _ = shutdown(fd.as_raw_fd(), Shutdown::Read).is_ok();
-    let mut message = vec![0; MAX_MESSAGE_BYTES];
-    while recv(fd, &mut message).is_ok() {}
-    let reply = HelloReply::Refused { protocol: PROTOCOL_VERSION, layout: LAYOUT_VERSION, refusal };
-    if let Ok(bytes) = encode(&reply) {
-        // A peer that is gone already needs no answer.
-        let _ = send(fd, &bytes, &[]).is_ok();
-    }
+/// The number from which on descriptors are not for sessions: a quarter of the limit, at most [`RESERVED_DESCRIPTORS`].
+fn reserved_from() -> i32 {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    i32::try_from(limit - RESERVED_DESCRIPTORS.min(limit / 4)).unwrap_or(i32::MAX)
 }

@@ -8,6 +8,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use tierpack_shm::message::{Refusal, Reply, SegmentId};
 use tierpack_shm::segment::Segment;
 
+use super::queue::Class;
+use super::shares::Load;
 use crate::error::{Error, Result};
 
 /// Something for the poll loop to do.
@@ -24,6 +26,10 @@ pub(crate) enum Event {
         result: core::result::Result<Reply, Refusal>,
         /// Descriptors that the reply names.
         descriptors: Vec<OwnedFd>,
+        /// What it took of the queue.
+        load: Load,
+        /// What kind of request it was.
+        class: Class,
     },
     /// A segment that every attached session must map.
     Announce {

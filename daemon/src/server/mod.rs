@@ -1,25 +1,18 @@
 //! The poll loop: one thread owns the sockets, the sessions, and what each session holds.
 //!
+//! A turn costs what is ready: sessions that something happened to are on a list, and deadlines in an order of their own.
 //! It answers nothing that takes long: requests go to workers over a bounded queue, and come back as events.
 //! Bad bytes end one session; a broken invariant of our own ends the daemon with a message.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use slab::Slab;
-use tierpack_shm::faults::{Point, reach};
-use tierpack_shm::layout::LAYOUT_VERSION;
-use tierpack_shm::message::{
-    ClientMessage, DaemonMessage, ErrorCode, Hello, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Refusal,
-    Reply, Request, SegmentId, check_descriptors, decode, decode_hello, encode,
-};
-use tierpack_shm::page::ClientPage;
-use tierpack_shm::segment::{Segment, SegmentKind};
-use tierpack_shm::socket::{Received, recv};
+use nix::sys::epoll::EpollFlags;
+use tierpack_shm::error::Error as ShmError;
+use tierpack_shm::message::{MAX_MESSAGE_BYTES, Refusal, Reply, SegmentId};
+use tierpack_shm::socket::{PeerProcess, peer_process, recv_keeping};
 
 use crate::config::Config;
 use crate::error::{Error, Result, chain};
@@ -30,38 +23,37 @@ use crate::store::background::BackgroundThread;
 use crate::store::transfer::Transfers;
 
 pub(crate) mod accept;
+mod closer;
+mod deadlines;
 pub(crate) mod events;
+mod messages;
+mod poller;
+pub(crate) mod queue;
 mod requests;
+mod returns;
 pub(crate) mod session;
+pub(crate) mod shares;
 
 use accept::Front;
+use closer::Closer;
 use events::{Event, Inbox};
-use requests::{Job, Workers};
-use session::{Attached, Passed, Session, State};
+use poller::{Poller, Source};
+use queue::Class;
+use requests::Workers;
+use returns::Returning;
+use session::{Passed, Session};
+use shares::Shares;
 
 /// The name and version that peers and logs see.
 pub(crate) const SOFTWARE: &str = concat!("tierpackd ", env!("CARGO_PKG_VERSION"));
-/// How often the loop looks at deadlines when nothing happens.
-const IDLE_TICK: Duration = Duration::from_millis(500);
-/// How often it looks whether leases have ended while something is retired.
-const HELD_TICK: Duration = Duration::from_millis(5);
-/// How often it looks for idle puts, unused namespaces, and its socket files.
-const CHECK_TICK: Duration = Duration::from_secs(1);
-/// Messages taken from one session before the others have their turn.
+/// Messages, and their bytes, that are taken from one session before the others have their turn.
 const MESSAGES_PER_TURN: usize = 16;
+const BYTES_PER_TURN: usize = 64 << 10;
 /// How long a put may idle, in request deadlines.
 const IDLE_PUT_DEADLINES: u32 = 10;
-/// How long shutdown waits for replies to be read.
-const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
-
-/// A segment that was retired and that some sessions still map.
-#[derive(Debug)]
-struct Returning {
-    namespace: u32,
-    id: SegmentId,
-    segment: Arc<Segment>,
-    holders: BTreeSet<u64>,
-}
+/// How long shutdown waits for what workers have, and then for replies to be read.
+const WORK_DEADLINE: Duration = Duration::from_millis(1000);
+const FLUSH_DEADLINE: Duration = Duration::from_millis(300);
 
 /// The daemon, bound to its sockets and ready to run.
 #[derive(Debug)]
@@ -71,17 +63,27 @@ pub struct Server {
     transfers: Arc<Transfers>,
     board: Arc<Board>,
     inbox: Inbox,
-    workers: Option<Workers>,
+    workers: Workers,
     background: BackgroundThread,
     stats: crate::stats_socket::StatsThread,
-    sessions: Slab<Session>,
-    /// Slab key of each session number.
-    keys: BTreeMap<u64, usize>,
-    returning: Vec<Returning>,
-    held: bool,
+    poller: Poller,
+    closer: Arc<Closer>,
+    /// Sessions that are not read for now.
+    paused: Vec<u64>,
+    sessions: BTreeMap<u64, Session>,
+    /// Sessions attached to each namespace.
+    members: BTreeMap<u32, BTreeSet<u64>>,
+    shares: Shares,
+    /// Sessions that something happened to in this turn.
+    touched: Vec<u64>,
+    /// When deadlines of sessions are looked at.
+    deadlines: BTreeSet<(Instant, u64)>,
+    /// Replies that the loop has made itself; they go after the events that were there before them.
+    answers: Vec<(u64, u64, core::result::Result<Reply, Refusal>)>,
+    returning: BTreeMap<(u32, SegmentId), Returning>,
+    ticks: deadlines::Ticks,
     next_session: u64,
     put_idle_limit: Duration,
-    next_check: Instant,
     message: Vec<u8>,
 }
 
@@ -92,7 +94,9 @@ impl Server {
     /// [`Error`] naming what stands in the way: another daemon, a directory, a limit.
     pub fn bind(config: &Config) -> Result<Self> {
         let (events, inbox) = events::channel()?;
-        let front = Front::open(config)?;
+        let poller = Poller::new()?;
+        let closer = Arc::new(Closer::start()?);
+        let front = Front::open(config, Arc::clone(&closer))?;
         let (store, tasks) = Store::new(config, events.clone())?;
         let store = Arc::new(store);
         let transfers = Arc::new(Transfers::default());
@@ -106,21 +110,27 @@ impl Server {
             transfers,
             board,
             inbox,
-            workers: Some(workers),
+            workers,
             background,
             stats,
-            sessions: Slab::new(),
-            keys: BTreeMap::new(),
-            returning: Vec::new(),
-            held: false,
+            poller,
+            closer,
+            paused: Vec::new(),
+            sessions: BTreeMap::new(),
+            members: BTreeMap::new(),
+            shares: Shares::new(config.max_sessions()),
+            touched: Vec::new(),
+            deadlines: BTreeSet::new(),
+            answers: Vec::new(),
+            returning: BTreeMap::new(),
+            ticks: deadlines::Ticks::new(),
             next_session: 1,
             put_idle_limit: config.deadline() * IDLE_PUT_DEADLINES,
-            next_check: Instant::now() + CHECK_TICK,
             message: vec![0; MAX_MESSAGE_BYTES],
         })
     }
 
-    /// Serves until `shutdown` is triggered; then finishes what was asked, and removes the sockets.
+    /// Serves until `shutdown` is triggered; then refuses what waits, and removes the sockets.
     ///
     /// # Errors
     /// [`Error::Panicked`] when a worker found a broken invariant; [`Error::Poll`] when the kernel refuses to poll.
@@ -133,276 +143,208 @@ impl Server {
     }
 
     fn serve(&mut self, shutdown: &Shutdown) -> Result<()> {
+        self.poller.add(shutdown.fd(), Source::Shutdown, EpollFlags::EPOLLIN)?;
+        self.poller.add(self.inbox.as_fd(), Source::Inbox, EpollFlags::EPOLLIN)?;
+        self.poller.add(self.front.as_fd(), Source::Front, EpollFlags::EPOLLIN)?;
         while !shutdown.is_triggered() {
-            let (ready, accept) = self.wait(shutdown)?;
-            for (number, flags) in ready {
-                self.attend(number, flags);
-            }
-            if accept {
-                self.accept();
+            for n in 0..self.poller.wait(self.until_next())? {
+                match self.poller.ready(n) {
+                    (Source::Shutdown | Source::Inbox, _) => {}
+                    (Source::Front, _) => self.accept(),
+                    (Source::Session(number), flags) => self.attend(number, flags),
+                    (Source::Process(number), _) => self.drop_session(number),
+                }
             }
             self.take_events()?;
+            self.answer();
             self.keep_time();
         }
         Ok(())
     }
 
-    /// Waits for something to do; gives the ready sessions, and whether somebody connects.
-    fn wait(&self, shutdown: &Shutdown) -> Result<(Vec<(u64, PollFlags)>, bool)> {
-        let mut fds = vec![
-            PollFd::new(shutdown.fd(), PollFlags::POLLIN),
-            PollFd::new(self.inbox.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.front.as_fd(), PollFlags::POLLIN),
-        ];
-        let first_session = fds.len();
-        let mut numbers = Vec::with_capacity(self.sessions.len());
-        for (_, session) in &self.sessions {
-            let mut wanted = PollFlags::empty();
-            wanted.set(PollFlags::POLLIN, session.is_heard());
-            wanted.set(PollFlags::POLLOUT, session.is_waiting());
-            fds.push(PollFd::new(session.as_fd(), wanted));
-            numbers.push(session.number);
-        }
-        let tick = if self.held { HELD_TICK } else { IDLE_TICK };
-        let timeout = PollTimeout::try_from(tick).expect("a tick is short");
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(source) => return Err(Error::Poll { source }),
-        }
-        let flags = |fd: &PollFd<'_>| fd.revents().unwrap_or(PollFlags::empty());
-        let sessions = numbers.iter().zip(&fds[first_session..]).map(|(number, fd)| (*number, flags(fd)));
-        Ok((sessions.filter(|(_, flags)| !flags.is_empty()).collect(), !flags(&fds[2]).is_empty()))
-    }
-
     fn accept(&mut self) {
-        for (fd, peer, caller) in self.front.accept(self.sessions.len()) {
+        for (fd, peer, caller) in self.front.accept(&mut self.shares) {
             let number = self.next_session;
             self.next_session += 1;
             tracing::debug!(session = number, pid = peer.pid, uid = peer.uid, "connected");
-            let key = self.sessions.insert(Session::new(number, peer, caller, fd));
-            self.keys.insert(number, key);
+            let mut session = Session::new(number, peer, caller, fd);
+            session.awaited = session.wanted();
+            let added = self.poller.add(&session, Source::Session(number), session.awaited);
+            self.sessions.insert(number, session);
+            match added {
+                Ok(()) => drop(self.touch(number)),
+                Err(error) => {
+                    self.end_session(number, &chain(&error));
+                    self.drop_session(number);
+                }
+            }
         }
     }
 
-    /// Reads from, writes to, or ends one session.
-    fn attend(&mut self, number: u64, flags: PollFlags) {
-        let Some(&key) = self.keys.get(&number) else { return };
-        if flags.contains(PollFlags::POLLOUT) {
-            self.sessions[key].flush();
+    /// A session to which something happens: it is looked at again at the end of the turn.
+    fn touch(&mut self, number: u64) -> Option<&mut Session> {
+        let session = self.sessions.get_mut(&number)?;
+        if !std::mem::replace(&mut session.touched, true) {
+            self.touched.push(number);
         }
-        if flags.contains(PollFlags::POLLIN) && self.sessions[key].is_heard() {
-            for _ in 0..MESSAGES_PER_TURN {
-                let received = recv(&self.sessions[key], &mut self.message);
-                match received {
-                    Ok(received) => {
-                        if let Err(error) = self.take_message(key, received) {
-                            self.end_session(key, &chain(&error));
-                        }
-                    }
-                    Err(tierpack_shm::error::Error::WouldBlock) => return,
-                    Err(tierpack_shm::error::Error::Closed) => return self.drop_session(number),
-                    Err(error) => return self.end_session(key, &chain(&error)),
-                }
-                if !self.sessions[key].is_heard() {
-                    return;
-                }
+        Some(session)
+    }
+
+    /// Sessions that are attached to a namespace.
+    fn members(&self, namespace: u32) -> Vec<u64> {
+        self.members.get(&namespace).map(|members| members.iter().copied().collect()).unwrap_or_default()
+    }
+
+    /// Reads from, writes to, or ends one session.
+    fn attend(&mut self, number: u64, flags: EpollFlags) {
+        let Some(session) = self.touch(number) else { return };
+        if flags.contains(EpollFlags::EPOLLOUT) {
+            session.flush_writable();
+        }
+        let uid = session.caller.uid;
+        let is_gone = flags.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR);
+        if !is_gone && !flags.contains(EpollFlags::EPOLLIN) {
+            return;
+        }
+        if self.closer.is_behind(uid) {
+            return if is_gone { self.hung_up(number) } else { self.pause(number) };
+        }
+        let (mut bytes, mut was_closed) = (0, false);
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(session) = self.sessions.get(&number) else { return };
+            let is_open = session.is_open();
+            let mut descriptors = Vec::new();
+            let received = recv_keeping(session, &mut self.message, &mut descriptors);
+            let taken = received.and_then(|len| {
+                bytes += len;
+                self.take_message(number, len, &mut descriptors)
+            });
+            if !descriptors.is_empty() {
+                self.closer.close(uid, descriptors);
             }
-        } else if flags.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL) {
-            self.drop_session(number);
+            match taken {
+                Ok(()) => {}
+                // A peer that has closed over unread messages shows first as a reset, then its last words are here.
+                Err(ShmError::Closed) if !std::mem::replace(&mut was_closed, true) => {}
+                Err(ShmError::WouldBlock) if !is_gone && !was_closed => return,
+                Err(ShmError::WouldBlock | ShmError::Closed) => return self.hung_up(number),
+                Err(_) if is_gone && !is_open => return self.hung_up(number),
+                Err(error) => self.end_session(number, &chain(&error)),
+            }
+            if bytes >= BYTES_PER_TURN {
+                return;
+            }
+        }
+    }
+
+    /// Reads nothing from a session until the next look around.
+    fn pause(&mut self, number: u64) {
+        if let Some(session) = self.touch(number) {
+            session.is_paused = true;
+            self.paused.push(number);
         }
     }
 
     /// Ends a session for what its peer did.
-    fn end_session(&mut self, key: usize, reason: &str) {
-        let session = &mut self.sessions[key];
-        tracing::warn!(session = session.number, pid = session.peer.pid, reason, "session ended");
-        session.end();
-    }
-
-    /// Tells the rest of the daemon of sessions that have ended in this turn.
-    ///
-    /// Their leases count until the kernel reports the peer gone; one that holds nothing is closed at once.
-    fn settle_ended(&mut self) {
-        let mut empty = Vec::new();
-        for (_, session) in &mut self.sessions {
-            if session.state == State::Ended && !std::mem::replace(&mut session.settled, true) {
-                self.board.session_ended(session.number);
-                self.transfers.abort_session(&self.store, session.number);
-                if session.attached.is_empty() {
-                    empty.push(session.number);
-                }
-            }
-        }
-        for number in empty {
-            self.drop_session(number);
+    fn end_session(&mut self, number: u64, reason: &str) {
+        let Some(session) = self.touch(number) else { return };
+        if session.is_open() {
+            tracing::warn!(session = number, pid = session.peer.pid, reason, "session ended");
+            session.end();
         }
     }
 
-    /// The kernel has reported the peer gone: nothing is its any more.
-    fn drop_session(&mut self, number: u64) {
-        let Some(key) = self.keys.remove(&number) else { return };
-        let session = self.sessions.remove(key);
-        for attached in session.attached.values() {
-            attached.namespace.detach(number);
+    /// The connection is closed. Without a goodbye the leases count until the process is gone, where the kernel can
+    /// say so: a program may have closed a descriptor that is not its own, and still read.
+    fn hung_up(&mut self, number: u64) {
+        let Some(session) = self.touch(number) else { return };
+        if session.said_goodbye || session.attached.is_empty() {
+            return self.drop_session(number);
         }
+        let process = match peer_process(&*session) {
+            Ok(PeerProcess::Alive(process)) => Some(process),
+            Ok(PeerProcess::Gone | PeerProcess::Unknown) => return self.drop_session(number),
+            // No descriptor is left: looked at again later.
+            Err(_) => None,
+        };
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        self.poller.remove(&*session);
+        session.awaited = EpollFlags::EPOLLIN;
+        let has_process = process.is_some();
+        let uid = session.caller.uid;
+        self.closer.close(uid, session.hang_up(process));
+        if has_process && self.poller.add(&*session, Source::Process(number), EpollFlags::EPOLLIN).is_err() {
+            return self.drop_session(number);
+        }
+        self.board.session_hung_up(number);
+        if !std::mem::replace(&mut session.settled, true) {
+            self.forget_requests(number);
+        }
+    }
+
+    /// Ends what a session has under way.
+    fn forget_requests(&mut self, number: u64) {
         self.transfers.abort_session(&self.store, number);
+        let jobs = self.workers.queue.take_session(number);
+        let Some(session) = self.sessions.get_mut(&number) else { return };
+        for job in jobs {
+            self.shares.unqueue(session, job.load);
+        }
+    }
+
+    /// Nothing is this session's any more: its peer has said goodbye, or the kernel has reported it gone.
+    fn drop_session(&mut self, number: u64) {
+        let Some(mut session) = self.sessions.remove(&number) else { return };
+        self.poller.remove(&session);
+        self.shares.leave(&session);
+        for (namespace, attached) in std::mem::take(&mut session.attached) {
+            attached.namespace.detach(number);
+            self.leave_namespace(number, namespace);
+            self.release_all(number, namespace, attached.retired);
+        }
+        self.forget_requests(number);
+        if let Some(at) = session.check_at {
+            self.deadlines.remove(&(at, number));
+        }
         self.board.session_gone(number);
-        self.release(number, |_, _| true);
-        self.held |= self.store.reclaim();
+        self.closer.close(session.caller.uid, [session.into_fd()]);
+        self.store.bury();
+        self.ticks.expect_reclaim();
         tracing::debug!(session = number, "disconnected");
     }
 
-    fn take_message(
-        &mut self,
-        key: usize,
-        received: Received,
-    ) -> core::result::Result<(), tierpack_shm::error::Error> {
-        let bytes = &self.message[..received.len];
-        if let State::Greeting(_) = self.sessions[key].state {
-            check_descriptors(0, received.descriptors.len())?;
-            let hello: Hello = decode_hello(bytes)?;
-            self.greet(key, hello);
-            return Ok(());
-        }
-        let message: ClientMessage = decode(bytes)?;
-        check_descriptors(message.descriptors(), received.descriptors.len())?;
-        match message {
-            ClientMessage::Request { id, deadline_ms, request } => {
-                self.take_request(key, id, deadline_ms, request, received.descriptors);
+    fn leave_namespace(&mut self, number: u64, namespace: u32) {
+        if let Some(members) = self.members.get_mut(&namespace) {
+            members.remove(&number);
+            if members.is_empty() {
+                self.members.remove(&namespace);
             }
-            ClientMessage::Unmapped { namespace, segments } => {
-                let session = &mut self.sessions[key];
-                if let Some(attached) = session.attached.get_mut(&namespace) {
-                    attached.held.retain(|id| !segments.contains(id));
-                }
-                let number = session.number;
-                self.release(number, |found, id| found == namespace && segments.contains(&id));
-            }
-            ClientMessage::Detach { namespace } => {
-                let session = &mut self.sessions[key];
-                let number = session.number;
-                if let Some(attached) = session.attached.remove(&namespace) {
-                    attached.namespace.detach(number);
-                    self.release(number, |found, _| found == namespace);
-                }
-            }
-            ClientMessage::Goodbye => self.sessions[key].said_goodbye = true,
         }
-        Ok(())
-    }
-
-    fn greet(&mut self, key: usize, hello: Hello) {
-        let session = &mut self.sessions[key];
-        let (protocol, layout) = (PROTOCOL_VERSION, LAYOUT_VERSION);
-        if (hello.protocol, hello.layout) == (protocol, layout) {
-            session.state = State::Open;
-            self.board.session_opened(session.number, session.peer, hello.software);
-            let software = SOFTWARE.to_owned();
-            let reply = HelloReply::Welcome {
-                protocol,
-                layout,
-                instance: self.store.instance,
-                features: 0,
-                software,
-            };
-            return session.send_bytes(encode(&reply).expect("a welcome is short"), Vec::new());
-        }
-        let text = format!(
-            "{SOFTWARE} speaks protocol {protocol} and layout {layout}, the client ({:.80}) protocol {} and layout {}: \
-             upgrade the older one, and restart the daemon if it is that",
-            hello.software, hello.protocol, hello.layout
-        );
-        let refusal = Refusal::new(ErrorCode::Version, text);
-        let reply = HelloReply::Refused { protocol, layout, refusal };
-        session.send_bytes(encode(&reply).expect("a refusal is short"), Vec::new());
-        self.end_session(key, "another version");
-    }
-
-    fn take_request(
-        &mut self,
-        key: usize,
-        id: u64,
-        deadline_ms: u32,
-        request: Request,
-        descriptors: Vec<OwnedFd>,
-    ) {
-        let session = self.sessions[key].number;
-        if let Request::Attach { namespace } = request {
-            let (result, passed, more) = match self.attach(key, &namespace) {
-                Ok((reply, passed, more)) => (Ok(reply), passed, more),
-                Err(refusal) => (Err(refusal), Vec::new(), None),
-            };
-            self.board.request(result.is_ok());
-            self.sessions[key].send(&DaemonMessage::Reply { id, result }, passed);
-            if let Some((namespace, segments)) = more {
-                self.sessions[key].announce(namespace, segments);
-            }
-            return;
-        }
-        let deadline = Instant::now() + Duration::from_millis(u64::from(deadline_ms));
-        let caller = Arc::clone(&self.sessions[key].caller);
-        let job = Job { session, caller, id, deadline, request, descriptors };
-        if self.workers.as_ref().is_some_and(|workers| workers.submit(job)) {
-            self.sessions[key].in_flight += 1;
-        } else {
-            self.board.request(false);
-            let result =
-                Err(Refusal::new(ErrorCode::Busy, "the daemon's queue of requests is full: try again"));
-            self.sessions[key].send(&DaemonMessage::Reply { id, result }, Vec::new());
-        }
-    }
-
-    /// Attaches a session to a namespace: its page and the directory's header first, then the other segments.
-    #[expect(clippy::type_complexity, reason = "used once, by the caller above")]
-    fn attach(
-        &mut self,
-        key: usize,
-        name: &str,
-    ) -> core::result::Result<(Reply, Vec<Passed>, Option<(u32, Vec<(SegmentId, Arc<Segment>)>)>), Refusal>
-    {
-        let namespace = self.store.readable(name, &self.sessions[key].caller)?;
-        let (session, id) = (&mut self.sessions[key], namespace.id);
-        if session.attached.contains_key(&id.namespace) {
-            let text = format!("this session is attached to namespace {name:?} already");
-            return Err(Refusal::new(ErrorCode::Invalid, text));
-        }
-        let (page, fd) =
-            ClientPage::create(id).map_err(|error| Refusal::new(ErrorCode::Internal, chain(&error)))?;
-        reach(Point::AttachPage);
-        let page = Arc::new(page);
-        let mut segments = namespace.attach(session.number, Arc::clone(&page));
-        let header_at =
-            segments.iter().position(|(id, _)| (id.kind, id.index) == (SegmentKind::Directory, 0));
-        let (header, segment) = segments.swap_remove(header_at.expect("segment 0 of the directory stays"));
-        self.board.session_attached(session.number, name, &page);
-        let held = BTreeSet::from([header]);
-        session.attached.insert(id.namespace, Attached { namespace, held });
-        let reply = Reply::Attached { id, header_len: segment.len(), header };
-        Ok((reply, vec![Passed::Owned(fd), Passed::Segment(segment)], Some((id.namespace, segments))))
     }
 
     fn take_events(&mut self) -> Result<()> {
         self.inbox.clear_wake();
         while let Some(event) = self.inbox.next() {
             match event {
-                Event::Done { session, id, result, descriptors } => {
-                    self.board.request(result.is_ok());
-                    self.held = true;
-                    let key = self.keys.get(&session).copied();
-                    if let Some(key) = key {
-                        self.sessions[key].in_flight -= 1;
+                Event::Done { session: number, id, result, descriptors, load, class } => {
+                    if class == Class::Bulk {
+                        self.ticks.expect_reclaim();
                     }
-                    if let Some(key) = key.filter(|&key| self.sessions[key].state != State::Ended) {
-                        let passed = descriptors.into_iter().map(Passed::Owned).collect();
-                        self.sessions[key].send(&DaemonMessage::Reply { id, result }, passed);
-                    } else {
+                    if let Some(session) = self.sessions.get_mut(&number) {
+                        self.shares.unqueue(session, load);
+                    }
+                    if self.sessions.get(&number).is_none_or(|session| !session.is_open()) {
                         // The put that a worker has just begun is nobody's: its session ended before that.
-                        self.transfers.abort_session(&self.store, session);
+                        self.transfers.abort_session(&self.store, number);
                     }
+                    let passed = descriptors.into_iter().map(Passed::Owned).collect();
+                    self.reply(number, id, result, passed);
                 }
                 Event::Announce { namespace, id, segment } => {
-                    for (_, session) in &mut self.sessions {
-                        session.announce(namespace, vec![(id, Arc::clone(&segment))]);
+                    for number in self.members(namespace) {
+                        if let Some(session) = self.touch(number) {
+                            session.announce(namespace, vec![(id, Arc::clone(&segment))]);
+                        }
                     }
                 }
                 Event::Retire { namespace, id, segment } => self.retire_segment(namespace, id, segment),
@@ -412,68 +354,33 @@ impl Server {
         Ok(())
     }
 
-    fn retire_segment(&mut self, namespace: u32, id: SegmentId, segment: Arc<Segment>) {
-        let mut holders = BTreeSet::new();
-        for (_, session) in &mut self.sessions {
-            if session.attached.get(&namespace).is_some_and(|attached| attached.held.contains(&id)) {
-                holders.insert(session.number);
-                session.send(&DaemonMessage::Retired { namespace, segments: vec![id] }, Vec::new());
-            }
-        }
-        reach(Point::SegmentRetired);
-        self.returning.push(Returning { namespace, id, segment, holders });
-        self.finish_returns();
-    }
-
-    /// Takes a session out of the holders of the retired segments that `which` names.
-    fn release(&mut self, session: u64, which: impl Fn(u32, SegmentId) -> bool) {
-        for returning in &mut self.returning {
-            if which(returning.namespace, returning.id) {
-                returning.holders.remove(&session);
-            }
-        }
-        self.finish_returns();
-    }
-
-    fn finish_returns(&mut self) {
-        for done in self.returning.extract_if(.., |returning| returning.holders.is_empty()) {
-            self.store.returned(done.namespace, done.id, done.segment);
-        }
-    }
-
-    /// Deadlines, reclamation, the socket files.
-    fn keep_time(&mut self) {
-        let now = Instant::now();
-        let overdue = self.sessions.iter().filter(|(_, session)| session.is_overdue(now)).map(|(key, _)| key);
-        for key in overdue.collect::<Vec<_>>() {
-            self.end_session(key, "the peer kept the daemon waiting past a deadline");
-        }
-        self.settle_ended();
-        if self.held {
-            self.held = self.store.reclaim();
-        }
-        self.store.tidy();
-        if now >= self.next_check {
-            self.next_check = now + CHECK_TICK;
-            self.transfers.abort_idle(&self.store, self.put_idle_limit);
-            self.store.drop_unused_namespaces();
-            self.front.keep_files();
-        }
-    }
-
-    /// Finishes queued requests, lets replies be read, and removes the sockets.
+    /// Refuses what waits, lets replies be read for a moment, and removes the sockets.
     fn finish(mut self) {
+        let deadline = Instant::now() + WORK_DEADLINE;
         self.front.stop_listening();
-        if let Some(workers) = self.workers.take() {
-            workers.finish();
+        // Whoever waits for memory is refused.
+        self.store.budget.stop();
+        self.refuse_queued();
+        self.background.stop_by(deadline);
+        self.workers.finish(deadline);
+        // A panic has been reported already, or the daemon ends anyway.
+        while let Some(event) = self.inbox.next() {
+            if let Event::Done { session, id, result, descriptors, .. } = event
+                && let Some(session) = self.sessions.get_mut(&session)
+            {
+                let passed = descriptors.into_iter().map(Passed::Owned).collect();
+                session.send(&tierpack_shm::message::DaemonMessage::Reply { id, result }, passed);
+            }
         }
-        self.background.stop();
-        let _ = self.take_events().is_ok();
         let deadline = Instant::now() + FLUSH_DEADLINE;
-        while self.sessions.iter().any(|(_, session)| session.is_waiting()) && Instant::now() < deadline {
+        while self.sessions.values().any(Session::is_waiting) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
-            self.sessions.iter_mut().for_each(|(_, session)| session.flush());
+            self.sessions.values_mut().for_each(Session::flush);
         }
         self.stats.stop();
+        for session in std::mem::take(&mut self.sessions).into_values() {
+            session.shut();
+            self.closer.close(session.caller.uid, [session.into_fd()]);
+        }
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use crossbeam::channel::{Receiver, Sender, bounded};
 use serde::Serialize;
 use tierpack_shm::chunk::{Chunk, ChunkWriter};
 use tierpack_shm::faults::{Point, reach};
@@ -15,13 +14,13 @@ use tierpack_shm::message::{
 };
 
 use super::events::{Event, Events};
+use super::queue::{Class, Queue, Takes};
+use super::shares::Load;
 use crate::error::{Error, Result, chain};
 use crate::store::access::{Caller, Right};
 use crate::store::transfer::{ChunkData, Transfers};
 use crate::store::{Outcome, Store};
 
-/// Requests that wait for a worker; one more is answered `Busy`.
-const QUEUE: usize = 256;
 /// Bytes of entries in one page of a list, well below the limit of a message.
 const PAGE_BYTES: usize = 48 << 10;
 
@@ -34,45 +33,70 @@ pub(crate) struct Job {
     pub(crate) deadline: Instant,
     pub(crate) request: Request,
     pub(crate) descriptors: Vec<OwnedFd>,
+    pub(crate) load: Load,
+}
+
+/// How long a request takes.
+pub(crate) fn class(request: &Request) -> Class {
+    match request {
+        Request::Attach { .. }
+        | Request::Open { .. }
+        | Request::FileMetadata { .. }
+        | Request::List { .. }
+        | Request::NamespaceList { .. } => Class::LookUp,
+        Request::PutBegin(_)
+        | Request::PutChunk { .. }
+        | Request::PutCommit { .. }
+        | Request::PutAbort { .. }
+        | Request::Remove { .. }
+        | Request::Verify { .. }
+        | Request::NamespaceCreate { .. }
+        | Request::NamespaceChange { .. }
+        | Request::NamespaceRemove { .. }
+        | Request::Update(_)
+        | Request::Fold { .. }
+        | Request::Refit { .. } => Class::Bulk,
+    }
 }
 
 /// The worker threads and their queue.
 #[derive(Debug)]
 pub(crate) struct Workers {
-    queue: Sender<Job>,
+    pub(super) queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Workers {
+    /// Starts `n` workers, and one that takes nothing but look-ups.
     pub(crate) fn start(
         n: usize,
         store: &Arc<Store>,
         transfers: &Arc<Transfers>,
         events: &Events,
     ) -> Result<Self> {
-        let (queue, jobs) = bounded(QUEUE);
-        let start_one = |_| {
+        let queue = Arc::new(Queue::default());
+        let start_one = |takes| {
             let context = Context {
                 store: Arc::clone(store),
                 transfers: Arc::clone(transfers),
                 events: events.clone(),
+                queue: Arc::clone(&queue),
             };
-            let jobs: Receiver<Job> = jobs.clone();
-            let name = "worker";
-            let started = thread::Builder::new().name(name.to_owned()).spawn(move || context.run(&jobs));
+            let name = if takes == Takes::LookUps { "look-ups" } else { "worker" };
+            queue.count_worker(true);
+            let started = thread::Builder::new().name(name.to_owned()).spawn(move || context.run(takes));
             started.map_err(|source| Error::Thread { name, source })
         };
-        Ok(Self { queue, threads: (0..n).map(start_one).collect::<Result<_>>()? })
+        let takes = std::iter::repeat_n(Takes::Everything, n).chain([Takes::LookUps]);
+        let threads = takes.map(start_one).collect::<Result<_>>()?;
+        Ok(Self { queue, threads })
     }
 
-    /// Hands a job to a worker; says whether the queue had room for it.
-    pub(crate) fn submit(&self, job: Job) -> bool {
-        self.queue.try_send(job).is_ok()
-    }
-
-    /// Lets the workers finish what is queued, and waits for them.
-    pub(crate) fn finish(self) {
-        drop(self.queue);
+    /// Waits for the jobs that workers have, at most until `deadline`; what takes longer ends with the process.
+    pub(crate) fn finish(self, deadline: Instant) {
+        if !self.queue.wait_ended(deadline) {
+            return tracing::warn!("a request that takes long is given up");
+        }
         for thread in self.threads {
             // A panic was caught and reported as an event.
             let _ = thread.join().is_ok();
@@ -84,16 +108,24 @@ struct Context {
     store: Arc<Store>,
     transfers: Arc<Transfers>,
     events: Events,
+    queue: Arc<Queue>,
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.queue.count_worker(false);
+    }
 }
 
 impl Context {
-    fn run(&self, jobs: &Receiver<Job>) {
-        for job in jobs {
-            let (session, id) = (job.session, job.id);
+    fn run(&self, takes: Takes) {
+        let mut in_a_row = 0;
+        while let Some(job) = self.queue.next(takes, &mut in_a_row) {
+            let (session, id, load, class) = (job.session, job.id, job.load, class(&job.request));
             let done = catch_unwind(AssertUnwindSafe(|| self.carry_out(job)));
             match done {
                 Ok((result, descriptors)) => {
-                    self.events.send(Event::Done { session, id, result, descriptors });
+                    self.events.send(Event::Done { session, id, result, descriptors, load, class });
                 }
                 Err(panic) => {
                     let text = panic.downcast_ref::<String>().cloned();
@@ -127,17 +159,7 @@ impl Context {
             Request::Attach { .. } => {
                 Err(Refusal::new(ErrorCode::Internal, "attach does not go to a worker"))
             }
-            Request::Open { namespace, name } => {
-                let namespace = store.readable(&namespace, caller)?;
-                let opened = namespace.open(&name)?;
-                let namespace = namespace.id.namespace;
-                Ok(Reply::Opened {
-                    namespace,
-                    entry: opened.entry,
-                    row_elems: opened.row_elems,
-                    slot: opened.slot,
-                })
-            }
+            Request::Open { namespace, name } => store.namespace(&namespace)?.open(&name, caller),
             Request::FileMetadata { namespace, name } => {
                 let Some(text) = store.readable(&namespace, caller)?.file_metadata(&name)? else {
                     return Ok(Reply::FileMetadata(None));

@@ -1,20 +1,24 @@
 //! One client: its socket, what waits to be sent to it, and what it holds.
 //!
-//! A session ends in two steps. The daemon may end it (bad bytes, a deadline): no message passes any more, but its
-//! leases still count. Only when the kernel reports the peer closed are its leases and segments its no longer.
+//! Its messages are read whatever waits for it, since what it has unmapped must always arrive; requests beyond what it
+//! may leave unread are refused.
+//! A session ends in two steps. The daemon may end it (bad bytes, a deadline): its requests are no longer heard, but its
+//! leases still count. They end when it has said goodbye and closed, or when the kernel reports its process gone.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{Shutdown as Side, shutdown};
+use nix::sys::epoll::EpollFlags;
+use nix::sys::socket::{MsgFlags, Shutdown as Side, recv, shutdown};
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::fork::Unshared;
 use tierpack_shm::message::{DaemonMessage, SegmentId, encode};
 use tierpack_shm::segment::Segment;
 use tierpack_shm::socket::{MAX_DESCRIPTORS, Peer, send};
 
+use super::shares::Load;
 use crate::store::Namespace;
 use crate::store::access::Caller;
 
@@ -22,22 +26,36 @@ use crate::store::access::Caller;
 pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a peer may leave messages unread once its socket is full.
 const READ_DEADLINE: Duration = Duration::from_secs(10);
-/// Messages that may wait for a slow peer.
-const MAX_WAITING: usize = 4096;
-/// Bytes that wait for a peer from which on none of its messages is read.
+/// How long a peer may take to unmap what was retired.
+const UNMAP_DEADLINE: Duration = Duration::from_secs(30);
+/// How long what an ended peer sends is still read, so that it is not stuck in sending and sees its end.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+/// Pause before another attempt where the socket seems writable and takes nothing.
+const SEND_PAUSE: Duration = Duration::from_millis(20);
+/// Pause before another attempt to find the process of a peer.
+const PROCESS_PAUSE: Duration = Duration::from_secs(1);
+/// Bytes that wait for a peer from which on its requests are refused.
 const CLOGGED_BYTES: usize = 256 << 10;
-/// Requests of one session that workers have; more stay in its socket, so that others find room in the queue.
-const MAX_IN_FLIGHT: usize = 32;
+/// Descriptors of the daemon's own that wait for a peer from which on its requests are refused.
+const CLOGGED_DESCRIPTORS: usize = 32;
+/// Messages that may wait for a slow peer, and their bytes; beyond that its session ends.
+const MAX_WAITING: usize = 8192;
+const MAX_WAITING_BYTES: usize = 16 << 20;
 
-/// Where a session stands.
+/// How far a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Connected; must say hello by then.
     Greeting(Instant),
     /// Said hello.
     Open,
-    /// Ended by the daemon; waits for the peer to close.
-    Ended,
+    /// Ended by the daemon; what it sends is read until then.
+    Ended(Instant),
+    /// Its connection is closed, and it has not said goodbye: its process may still read.
+    HungUp {
+        /// When to look for the process again, if it was not found for want of descriptors.
+        look_again: Option<Instant>,
+    },
 }
 
 /// A descriptor that goes with a message.
@@ -62,12 +80,20 @@ struct Outgoing {
     descriptors: Vec<Passed>,
 }
 
+impl Outgoing {
+    fn owned_descriptors(&self) -> usize {
+        self.descriptors.iter().filter(|passed| matches!(passed, Passed::Owned(_))).count()
+    }
+}
+
 /// A namespace that a session is attached to.
 #[derive(Debug)]
 pub(crate) struct Attached {
     pub(crate) namespace: Arc<Namespace>,
-    /// Segments whose descriptors were sent, or wait to be, and that it has not given up.
+    /// Segments whose descriptors were sent, or wait to be, and that were not retired.
     pub(crate) held: BTreeSet<SegmentId>,
+    /// Of these, the ones that were retired since and that it has not unmapped.
+    pub(crate) retired: BTreeMap<SegmentId, Instant>,
 }
 
 /// A connected client.
@@ -80,14 +106,29 @@ pub(crate) struct Session {
     pub(crate) attached: BTreeMap<u32, Attached>,
     /// Whether the rest of the daemon knows that this session has ended.
     pub(crate) settled: bool,
-    /// Requests that workers have.
-    pub(crate) in_flight: usize,
+    /// Whether it is on the list of those to look at in this turn.
+    pub(crate) touched: bool,
+    /// What the poller was asked to wait for.
+    pub(crate) awaited: EpollFlags,
+    /// When its deadlines are looked at next.
+    pub(crate) check_at: Option<Instant>,
+    /// Its requests that wait for workers or that they have.
+    pub(crate) load: Load,
+    /// Segments that were retired to it, in that order, and bytes of those that it has not unmapped.
+    pub(crate) unmapping: VecDeque<(Instant, u32, SegmentId)>,
+    pub(crate) unmapping_bytes: u64,
     /// Whether its client has ended its leases and is about to close.
     pub(crate) said_goodbye: bool,
+    /// Whether it is not read for now: its user has left the daemon too many descriptors to close.
+    pub(crate) is_paused: bool,
+    /// Its socket; its process once it has hung up.
     fd: Unshared<OwnedFd>,
     waiting: VecDeque<Outgoing>,
     waiting_bytes: usize,
+    waiting_descriptors: usize,
     stuck_since: Option<Instant>,
+    /// The socket seemed writable and took nothing: when to try again.
+    send_again: Option<Instant>,
 }
 
 impl Session {
@@ -99,12 +140,20 @@ impl Session {
             state: State::Greeting(Instant::now() + HELLO_DEADLINE),
             attached: BTreeMap::new(),
             settled: false,
-            in_flight: 0,
+            touched: false,
+            awaited: EpollFlags::empty(),
+            check_at: None,
+            load: Load::default(),
+            unmapping: VecDeque::new(),
+            unmapping_bytes: 0,
             said_goodbye: false,
+            is_paused: false,
             fd,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
+            waiting_descriptors: 0,
             stuck_since: None,
+            send_again: None,
         }
     }
 
@@ -122,18 +171,20 @@ impl Session {
 
     /// As [`Session::send`], for a message that is encoded already.
     pub(crate) fn send_bytes(&mut self, bytes: Vec<u8>, descriptors: Vec<Passed>) {
-        if self.state == State::Ended {
+        if !self.is_open() {
             return;
         }
-        self.waiting_bytes += bytes.len();
-        self.waiting.push_back(Outgoing { bytes, descriptors });
-        self.flush();
-        if self.waiting.len() > MAX_WAITING {
-            tracing::warn!(
-                session = self.number,
-                messages = self.waiting.len(),
-                "peer does not read its messages"
-            );
+        let outgoing = Outgoing { bytes, descriptors };
+        self.waiting_bytes += outgoing.bytes.len();
+        self.waiting_descriptors += outgoing.owned_descriptors();
+        self.waiting.push_back(outgoing);
+        // While the socket is full, the poller says when it no longer is.
+        if self.waiting.len() == 1 || self.stuck_since.is_none() && self.send_again.is_none() {
+            self.flush();
+        }
+        if self.waiting.len() > MAX_WAITING || self.waiting_bytes > MAX_WAITING_BYTES {
+            let (messages, bytes) = (self.waiting.len(), self.waiting_bytes);
+            tracing::warn!(session = self.number, messages, bytes, "peer does not read its messages");
             self.end();
         }
     }
@@ -151,12 +202,14 @@ impl Session {
 
     /// Sends what waits, until the socket is full.
     pub(crate) fn flush(&mut self) {
+        self.send_again = None;
         while let Some(next) = self.waiting.front() {
             let descriptors: Vec<_> = next.descriptors.iter().map(AsFd::as_fd).collect();
             match send(&self.fd, &next.bytes, &descriptors) {
                 Ok(()) => {
                     self.stuck_since = None;
                     self.waiting_bytes -= next.bytes.len();
+                    self.waiting_descriptors -= next.owned_descriptors();
                     self.waiting.pop_front();
                 }
                 Err(ShmError::WouldBlock) => {
@@ -177,50 +230,123 @@ impl Session {
         }
     }
 
-    /// Ends the session from this side: the peer reads the end of the connection.
-    pub(crate) fn end(&mut self) {
-        if self.state != State::Ended {
-            self.state = State::Ended;
-            self.forget_waiting();
-            // Only the sending side: with both shut the kernel could no longer tell us that the peer has closed.
-            let _ = shutdown(std::os::fd::AsRawFd::as_raw_fd(&self.fd), Side::Write).is_ok();
+    /// As [`Session::flush`], when the poller says that the socket is writable.
+    pub(crate) fn flush_writable(&mut self) {
+        let before = self.waiting.len();
+        self.flush();
+        if before > 0 && self.waiting.len() == before {
+            // A limit of the system on passed descriptors blocks as well, and the poller does not see it.
+            self.send_again = Some(Instant::now() + SEND_PAUSE);
         }
     }
 
-    /// Whether the peer has kept us waiting too long.
+    /// Ends the session from this side: the peer reads the end of the connection.
+    pub(crate) fn end(&mut self) {
+        if self.is_open() {
+            self.state = State::Ended(Instant::now() + LAST_WORDS);
+            self.forget_waiting();
+            // Only the sending side: with both shut the kernel could no longer tell us that the peer has closed.
+            let _ = shutdown(self.fd.as_raw_fd(), Side::Write).is_ok();
+        }
+    }
+
+    /// Whether messages go to it.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.state, State::Greeting(_) | State::Open)
+    }
+
+    /// Its connection is closed: `process` takes the place of its socket, which is returned.
+    pub(crate) fn hang_up(&mut self, process: Option<OwnedFd>) -> Option<OwnedFd> {
+        self.forget_waiting();
+        let look_again = process.is_none().then(|| Instant::now() + PROCESS_PAUSE);
+        self.state = State::HungUp { look_again };
+        let process = process.and_then(|process| Unshared::new(process).ok());
+        process.map(|process| std::mem::replace(&mut self.fd, process).into_inner())
+    }
+
+    /// Its descriptor, for who closes it.
+    pub(crate) fn into_fd(self) -> OwnedFd {
+        self.fd.into_inner()
+    }
+
+    /// Shuts the connection, so that the peer sees its end whatever else holds the socket.
+    pub(crate) fn shut(&self) {
+        if !matches!(self.state, State::HungUp { .. }) {
+            let _ = shutdown(self.fd.as_raw_fd(), Side::Both).is_ok();
+        }
+    }
+
+    /// When the next of its deadlines passes, if one is ahead.
+    pub(crate) fn next_deadline(&mut self) -> Option<Instant> {
+        let unmaps = self.unmaps_since().filter(|_| self.is_open()).map(|since| since + UNMAP_DEADLINE);
+        let own = match self.state {
+            State::Greeting(deadline) => Some(deadline),
+            State::Open => self.stuck_since.map(|since| since + READ_DEADLINE),
+            State::Ended(until) => Some(until).filter(|until| *until > Instant::now()),
+            State::HungUp { look_again } => return look_again,
+        };
+        [own, unmaps, self.send_again].into_iter().flatten().min()
+    }
+
+    /// Whether it still maps what was retired too long ago.
+    pub(crate) fn has_unmapped_too_late(&mut self, now: Instant) -> bool {
+        self.is_open() && self.unmaps_since().is_some_and(|since| now >= since + UNMAP_DEADLINE)
+    }
+
+    /// Whether it goes on sending long after it was ended.
+    pub(crate) fn is_deaf(&self, now: Instant) -> bool {
+        let is_late = matches!(self.state, State::Ended(until) if now >= until);
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        is_late && recv(self.fd.as_raw_fd(), &mut [0], flags).is_ok_and(|len| len > 0)
+    }
+
+    /// Whether the peer has kept the daemon waiting too long.
     pub(crate) fn is_overdue(&self, now: Instant) -> bool {
         match self.state {
-            State::Greeting(deadline) => now > deadline,
-            State::Open => self.stuck_since.is_some_and(|since| now.duration_since(since) > READ_DEADLINE),
-            State::Ended => false,
+            State::Greeting(deadline) => now >= deadline,
+            State::Open => self.stuck_since.is_some_and(|since| now >= since + READ_DEADLINE),
+            State::Ended(_) | State::HungUp { .. } => false,
         }
+    }
+
+    /// Whether another attempt to send is due.
+    pub(crate) fn sends_again(&self, now: Instant) -> bool {
+        self.send_again.is_some_and(|at| now >= at)
     }
 
     fn forget_waiting(&mut self) {
         self.waiting.clear();
-        self.waiting_bytes = 0;
+        (self.waiting_bytes, self.waiting_descriptors) = (0, 0);
+        (self.stuck_since, self.send_again) = (None, None);
     }
 
-    /// Whether its messages are read now: not while it has plenty under way, or does not read what it asked for.
-    pub(crate) fn is_heard(&self) -> bool {
-        self.state != State::Ended && self.in_flight < MAX_IN_FLIGHT && self.waiting_bytes < CLOGGED_BYTES
+    /// Whether it leaves so much unread that its requests are refused.
+    pub(crate) fn is_clogged(&self) -> bool {
+        self.waiting_bytes >= CLOGGED_BYTES || self.waiting_descriptors >= CLOGGED_DESCRIPTORS
     }
 
     /// Whether messages wait for the socket.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
+
+    /// What the poller is to wait for.
+    pub(crate) fn wanted(&self) -> EpollFlags {
+        let is_heard = match self.state {
+            State::Greeting(_) | State::Open => !self.is_paused,
+            // One that goes on sending is stopped by its full socket.
+            State::Ended(until) => !self.is_paused && Instant::now() < until,
+            State::HungUp { .. } => return EpollFlags::EPOLLIN,
+        };
+        let mut wanted = EpollFlags::empty();
+        wanted.set(EpollFlags::EPOLLIN, is_heard);
+        wanted.set(EpollFlags::EPOLLOUT, self.is_waiting() && self.send_again.is_none());
+        wanted
+    }
 }
 
 impl AsFd for Session {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // Not only closed: whoever else has the descriptor must not keep the peer waiting.
-        let _ = shutdown(std::os::fd::AsRawFd::as_raw_fd(&self.fd), Side::Both).is_ok();
     }
 }

@@ -37,8 +37,12 @@ impl Store {
     /// Makes a namespace, unless another request was first; says whether it did.
     fn make(&self, name: &str, access: Access) -> Outcome<(Arc<Namespace>, bool)> {
         check_name(name)?;
-        if self.namespaces.read().len() >= MAX_NAMESPACES {
-            let text = format!("namespace {name:?} would be one more than the limit of {MAX_NAMESPACES}");
+        let removed = self.removed.lock().len();
+        if self.namespaces.read().len() + removed >= MAX_NAMESPACES {
+            let text = format!(
+                "namespace {name:?} would be one more than the limit of {MAX_NAMESPACES}, {removed} removed ones that \
+                 clients still map included"
+            );
             return Err(Refusal::new(ErrorCode::Limit, text));
         }
         let segment =
@@ -100,6 +104,7 @@ impl Store {
         drop(namespaces);
         tracing::info!(namespace = name, uid = caller.uid, "namespace removed");
         self.reclaim();
+        self.bury();
         self.trim(0);
         Ok(())
     }
@@ -144,8 +149,8 @@ impl Store {
         }
     }
 
-    /// Gives back the memory of removed namespaces that nobody maps; says whether some are still mapped.
-    pub(super) fn bury(&self) -> bool {
+    /// Gives back the memory of removed namespaces that nobody maps.
+    pub(crate) fn bury(&self) {
         let mut removed = self.removed.lock();
         removed.retain(|namespace| {
             if !namespace.is_abandoned() {
@@ -154,7 +159,11 @@ impl Store {
             self.give_back(namespace);
             false
         });
-        !removed.is_empty()
+    }
+
+    /// Removed namespaces that sessions still map.
+    pub(crate) fn removed_namespaces(&self) -> Vec<Arc<Namespace>> {
+        self.removed.lock().iter().map(Arc::clone).collect()
     }
 }
 

@@ -121,6 +121,19 @@ impl BackgroundThread {
         Ok(Self { shutdown, thread: Some(started.map_err(|source| Error::Thread { name, source })?) })
     }
 
+    /// As [`BackgroundThread::stop`], but leaves a step that takes longer than `deadline` to the end of the process.
+    pub(crate) fn stop_by(&mut self, deadline: Instant) {
+        self.shutdown.trigger();
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if Instant::now() >= deadline {
+                self.thread = None;
+                return;
+            }
+            thread::sleep(LEAST_SLEEP);
+        }
+        self.stop();
+    }
+
     /// Ends the thread after its step; what it has not finished is given up.
     pub(crate) fn stop(&mut self) {
         self.shutdown.trigger();

@@ -1,9 +1,12 @@
 //! The budget: how many bytes of segments there may be, and how many there are.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+
+/// How long all but one wait for returning segments: clients unmap at once, and workers must stay free when one does not.
+const SHORT_WAIT: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Default)]
 struct Taken {
@@ -13,6 +16,10 @@ struct Taken {
     returning: u64,
     /// Page-locked bytes.
     locked: u64,
+    /// Whether nobody waits any more, since the daemon ends.
+    is_stopped: bool,
+    /// Who waits for a return.
+    waiting: usize,
 }
 
 /// What `--pool-size` allows and what is taken of it.
@@ -82,13 +89,30 @@ impl Budget {
     /// Waits until a segment has returned, at most until `deadline`; says whether one has.
     pub(crate) fn wait_returned(&self, deadline: Instant) -> bool {
         let mut taken = self.taken.lock();
-        let before = taken.segments;
+        let (before, soon) = (taken.segments, Instant::now() + SHORT_WAIT);
         while taken.segments >= before {
-            if taken.returning == 0 || self.returned.wait_until(&mut taken, deadline).timed_out() {
+            if taken.returning == 0 || taken.is_stopped {
+                return false;
+            }
+            taken.waiting += 1;
+            let until = if taken.waiting > 1 { deadline.min(soon) } else { deadline };
+            let is_over = self.returned.wait_until(&mut taken, until).timed_out();
+            taken.waiting -= 1;
+            if is_over {
                 return taken.segments < before;
             }
         }
         true
+    }
+
+    /// Ends all waiting, for good.
+    pub(crate) fn stop(&self) {
+        self.taken.lock().is_stopped = true;
+        self.returned.notify_all();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.taken.lock().is_stopped
     }
 
     pub(crate) fn add_locked(&self, len: u64) {
@@ -123,7 +147,6 @@ impl Budget {
 mod tests {
     use std::sync::Arc;
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
 

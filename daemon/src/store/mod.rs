@@ -20,7 +20,7 @@ use parking_lot::{Mutex, RwLock};
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::fork::random;
 use tierpack_shm::layout::MIN_SEGMENT_BYTES;
-use tierpack_shm::message::{ErrorCode, Refusal, SegmentId};
+use tierpack_shm::message::{ErrorCode, Refusal, Reply, SegmentId};
 use tierpack_shm::segment::{Segment, SegmentKind};
 
 use crate::config::{Config, LockMode};
@@ -41,6 +41,7 @@ pub(crate) mod file_metadata;
 pub(crate) mod namespace;
 mod refit;
 pub(crate) mod transfer;
+mod unmapping;
 mod update;
 
 use access::{Caller, Right};
@@ -50,6 +51,7 @@ use file_metadata::FileMetadataSet;
 use namespace::Holds;
 pub(crate) use namespace::Namespace;
 use refit::RefitTask;
+use unmapping::Unmapping;
 
 /// Result of a request: the refusal goes to the client as it is.
 pub(crate) type Outcome<T> = core::result::Result<T, Refusal>;
@@ -77,6 +79,8 @@ pub(crate) struct Store {
     namespaces: RwLock<BTreeMap<String, Arc<Namespace>>>,
     /// Removed namespaces that somebody still maps.
     removed: Mutex<Vec<Arc<Namespace>>>,
+    /// Who has not unmapped what was retired.
+    pub(crate) unmapping: Unmapping,
     next_namespace: AtomicU32,
     /// The daemon's own user, who owns the namespace `default`.
     uid: u32,
@@ -105,6 +109,7 @@ impl Store {
             freed: AtomicBool::new(false),
             namespaces: RwLock::new(BTreeMap::new()),
             removed: Mutex::default(),
+            unmapping: Unmapping::default(),
             next_namespace: AtomicU32::new(0),
             uid: geteuid().as_raw(),
             gid: getegid().as_raw(),
@@ -127,6 +132,12 @@ impl Store {
         let namespace = self.namespace(name)?;
         namespace.check(caller, Right::Read)?;
         Ok(namespace)
+    }
+
+    /// Opens a tensor if that needs no waiting for a lock.
+    pub(crate) fn try_open(&self, namespace: &str, name: &str, caller: &Caller) -> Option<Outcome<Reply>> {
+        let found = self.namespaces.try_read()?.get(namespace).map(Arc::clone)?;
+        found.try_open(name, caller)
     }
 
     /// Every namespace, in the order of their names.
@@ -186,6 +197,9 @@ impl Store {
                 return Ok(());
             }
             if !returning && !self.budget.is_returning() || !self.budget.wait_returned(deadline) {
+                if self.budget.is_stopped() {
+                    return Err(Refusal::new(ErrorCode::Stopping, "the daemon is shutting down"));
+                }
                 return Err(self.full(needed));
             }
         }
@@ -254,7 +268,7 @@ impl Store {
                 self.freed.store(true, Ordering::Relaxed);
             }
         }
-        any_held | self.bury()
+        any_held
     }
 
     /// Retired bytes that leases may hold back, in every namespace.
@@ -365,7 +379,7 @@ impl Store {
         }
         let text = format!(
             "pool is full: {} more are needed, and of {} tensors take {}, puts under way {}, directories {}, and \
-             removed or replaced bytes that clients still read {}{}; remove tensors or start the daemon with a larger --pool-size",
+             removed or replaced bytes that clients still read {}{}{}; remove tensors or start the daemon with a larger --pool-size",
             ByteSize(needed),
             ByteSize(self.budget.size()),
             ByteSize(stored),
@@ -373,6 +387,7 @@ impl Store {
             ByteSize(directories),
             ByteSize(held),
             self.name_holders(),
+            self.unmapping.named(),
         );
         Refusal::new(ErrorCode::PoolFull, text)
     }

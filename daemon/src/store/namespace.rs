@@ -5,11 +5,10 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::directory::{Directory, Slot, SlotFields};
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, slot, table};
-use tierpack_shm::message::{Entry, ErrorCode, RefitState, Refusal, SegmentId};
+use tierpack_shm::message::{Entry, ErrorCode, RefitState, Refusal, Reply, SegmentId};
 use tierpack_shm::page::{ClientPage, NamespaceId};
 use tierpack_shm::pool::{Fresh, Pool};
 use tierpack_shm::segment::{Segment, SegmentKind};
@@ -17,7 +16,7 @@ use tierpack_shm::stats::NamespaceStats;
 use tierpack_shm::types::{BlockWord, Extent, UNIT_BYTES};
 
 use super::Outcome;
-use super::access::Access;
+use super::access::{Access, Caller, Right};
 use super::content::{Content, StoredMetadata};
 use super::file_metadata::SharedText;
 use crate::size::ByteSize;
@@ -71,13 +70,6 @@ pub(crate) struct Namespace {
     /// Held by whoever makes a segment, so that two do not.
     pub(super) growing: Mutex<()>,
     pub(super) inner: Mutex<Inner>,
-}
-
-/// What `open` tells: see `Reply::Opened`.
-pub(crate) struct Opened {
-    pub(crate) entry: Entry,
-    pub(crate) row_elems: Option<u64>,
-    pub(crate) slot: SlotRef,
 }
 
 impl Namespace {
@@ -273,11 +265,25 @@ impl Namespace {
         inner.retire(tensor)
     }
 
-    pub(crate) fn open(&self, name: &str) -> Outcome<Opened> {
-        let inner = self.inner.lock();
+    /// Opens a tensor for a caller who may read it.
+    pub(crate) fn open(&self, name: &str, caller: &Caller) -> Outcome<Reply> {
+        self.open_in(&self.inner.lock(), name, caller)
+    }
+
+    /// As [`Namespace::open`], if that needs no waiting.
+    pub(super) fn try_open(&self, name: &str, caller: &Caller) -> Option<Outcome<Reply>> {
+        Some(self.open_in(&*self.inner.try_lock()?, name, caller))
+    }
+
+    fn open_in(&self, inner: &Inner, name: &str, caller: &Caller) -> Outcome<Reply> {
+        inner.access.check(&self.name, caller, Right::Read)?;
         let tensor = inner.tensors.get(name).ok_or_else(|| self.not_found(name))?;
-        let entry = tensor.entry(&self.name, name, &inner.directory);
-        Ok(Opened { entry, row_elems: tensor.content.row_elems, slot: tensor.slot_ref() })
+        Ok(Reply::Opened {
+            namespace: self.id.namespace,
+            entry: tensor.entry(&self.name, name, &inner.directory),
+            row_elems: tensor.content.row_elems,
+            slot: tensor.slot_ref(),
+        })
     }
 
     pub(crate) fn file_metadata(&self, name: &str) -> Outcome<Option<SharedText>> {

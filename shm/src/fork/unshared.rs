@@ -61,7 +61,15 @@ pub(super) fn each(replace: impl Fn(RawFd, RawFd)) {
 ///
 /// A child that is forked between the call that made a descriptor and [`Unshared::new`] keeps it.
 #[derive(Debug)]
-pub struct Unshared<F: AsRawFd>(F);
+pub struct Unshared<F: AsRawFd> {
+    // Dropped before the descriptor is closed: from then on its number may be another's.
+    registration: Registration,
+    inner: F,
+}
+
+/// The bit of a descriptor in the table, until dropped.
+#[derive(Debug)]
+struct Registration(RawFd);
 
 impl<F: AsRawFd> Unshared<F> {
     /// Registers a descriptor.
@@ -78,9 +86,16 @@ impl<F: AsRawFd> Unshared<F> {
             let source = std::io::Error::from_raw_os_error(*errno);
             return Err(Error::Io { operation: "open /dev/null", source });
         }
-        let (word, bit) = bit_of(inner.as_raw_fd());
+        let number = inner.as_raw_fd();
+        let (word, bit) = bit_of(number);
         word.fetch_or(bit, Ordering::Relaxed);
-        Ok(Self(inner))
+        Ok(Self { registration: Registration(number), inner })
+    }
+
+    /// The descriptor, which forked children share again.
+    pub fn into_inner(self) -> F {
+        drop(self.registration);
+        self.inner
     }
 }
 
@@ -88,26 +103,25 @@ impl<F: AsRawFd> Deref for Unshared<F> {
     type Target = F;
 
     fn deref(&self) -> &F {
-        &self.0
+        &self.inner
     }
 }
 
 impl<F: AsRawFd + AsFd> AsFd for Unshared<F> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.inner.as_fd()
     }
 }
 
 impl<F: AsRawFd> AsRawFd for Unshared<F> {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.inner.as_raw_fd()
     }
 }
 
-impl<F: AsRawFd> Drop for Unshared<F> {
+impl Drop for Registration {
     fn drop(&mut self) {
-        // Before the descriptor is closed: from then on its number may be another's.
-        let (word, bit) = bit_of(self.0.as_raw_fd());
+        let (word, bit) = bit_of(self.0);
         word.fetch_and(!bit, Ordering::Relaxed);
     }
 }

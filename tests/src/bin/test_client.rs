@@ -12,6 +12,8 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use tierpack_client::Client;
 
+#[path = "test_client/abandon.rs"]
+mod abandon;
 #[path = "test_client/churn.rs"]
 mod churn;
 #[path = "test_client/demand.rs"]
@@ -60,6 +62,8 @@ enum Role {
     Update(update::Args),
     /// Asks for everything of one namespace.
     Demand(demand::Args),
+    /// Leases everything, closes its connection without a goodbye, and waits.
+    Abandon,
     /// Reaches fault points.
     Fault(fault::Args),
     /// Forks.
@@ -79,6 +83,7 @@ fn main() -> Result<()> {
         Role::Churn(args) => churn::run(socket, args),
         Role::Update(args) => update::run(socket, args),
         Role::Demand(args) => demand::run(socket, args),
+        Role::Abandon => abandon::run(socket),
         Role::Fault(args) => fault::run(socket, args),
         Role::Fork(args) => fork::run(socket, args),
     }

@@ -1,6 +1,7 @@
 //! A namespace as a whole: who may do what in it, how much it may hold, and its end.
 
 use tierpack_shm::message::{ErrorCode, NamespaceEntry, Refusal};
+use tierpack_shm::stats::RemovedStats;
 
 use super::Namespace;
 use crate::store::Outcome;
@@ -38,6 +39,17 @@ impl Namespace {
     /// Refuses `more` stored bytes beyond the quota; `replaced` is the tensor that they take the place of.
     pub(in crate::store) fn check_quota(&self, name: &str, more: u64) -> Outcome<()> {
         self.inner.lock().check_quota(&self.name, name, more)
+    }
+
+    /// What the stats say about it once it is removed.
+    pub(crate) fn ghost(&self) -> RemovedStats {
+        let inner = self.inner.lock();
+        let mut stats = RemovedStats::default();
+        stats.name.clone_from(&self.name);
+        stats.segment_bytes = inner.data.segment_bytes() + inner.directory.pool().segment_bytes();
+        stats.held_bytes = inner.held_bytes();
+        stats.sessions = inner.pages.iter().map(|(session, _)| *session).collect();
+        stats
     }
 
     /// Whether it can go: nobody maps it, and nothing is in it or on its way out.

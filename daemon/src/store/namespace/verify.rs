@@ -14,7 +14,7 @@ use crate::store::Outcome;
 use crate::store::decoding::{Coders, Decoded};
 
 /// Raw bytes that one request checks: it must not keep a worker long.
-const BYTES_PER_TURN: u64 = 32 << 20;
+const BYTES_PER_TURN: u64 = 2 << 20;
 
 impl Namespace {
     /// Checks blocks from `first_block` on, until the turn is over or one is damaged.
