@@ -127,6 +127,15 @@ impl Drop for SegmentTable {
     }
 }
 
+/// Which of the eight leases of a cache line are claimed: a line here for each line there, so that threads whose leases
+/// lie on different lines share none here either.
+#[derive(Default)]
+#[repr(align(64))]
+struct ClaimLine([AtomicBool; CLAIMS_PER_LINE]);
+
+/// Lease words of one cache line.
+const CLAIMS_PER_LINE: usize = 8;
+
 /// A client's view of one namespace.
 pub struct Attachment {
     id: NamespaceId,
@@ -135,7 +144,7 @@ pub struct Attachment {
     data: SegmentTable,
     directory: SegmentTable,
     page: ClientPage,
-    claimed: Box<[AtomicBool]>,
+    claimed: Box<[ClaimLine]>,
     cookie: ForkCookie,
     hung_up: Arc<AtomicBool>,
 }
@@ -182,7 +191,7 @@ impl Attachment {
             data: SegmentTable::new(),
             directory: SegmentTable::new(),
             page,
-            claimed: (0..page::N_LEASES).map(|_| AtomicBool::new(false)).collect(),
+            claimed: (0..index(page::N_LEASES) / CLAIMS_PER_LINE).map(|_| ClaimLine::default()).collect(),
             cookie,
             hung_up,
         };
@@ -285,6 +294,11 @@ impl Attachment {
         )
     }
 
+    #[inline]
+    fn claim_of(&self, lease_idx: usize) -> &AtomicBool {
+        &self.claimed[lease_idx / CLAIMS_PER_LINE].0[lease_idx % CLAIMS_PER_LINE]
+    }
+
     fn claim(&self) -> Option<usize> {
         static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
@@ -292,8 +306,8 @@ impl Attachment {
         }
         let first = FIRST.get();
         // Acquire: pairs with the Release in `Guard::drop`, so that one lease word has one owner at a time.
-        (0..self.claimed.len()).map(|n| spread(first + n)).find(|&lease| {
-            let claimed = &self.claimed[lease];
+        (0..index(page::N_LEASES)).map(|n| spread(first + n)).find(|&lease| {
+            let claimed = self.claim_of(lease);
             !claimed.load(Ordering::Relaxed) && !claimed.swap(true, Ordering::Acquire)
         })
     }
@@ -472,7 +486,7 @@ impl<A: Deref<Target = Attachment>> Drop for Guard<A> {
             reach(Point::LeaseEnding);
             epoch::end(&self.attachment.page.leases()[self.lease_idx]);
             // Release: pairs with the Acquire in `claim`.
-            self.attachment.claimed[self.lease_idx].store(false, Ordering::Release);
+            self.attachment.claim_of(self.lease_idx).store(false, Ordering::Release);
         }
     }
 }
