@@ -66,6 +66,15 @@ pub enum NoGuard {
     Corrupt,
 }
 
+/// Which of the eight leases of a cache line are claimed: a line here for each line there, so that threads whose leases
+/// lie on different lines share none here either.
+#[derive(Default)]
+#[repr(align(64))]
+struct ClaimLine([AtomicBool; CLAIMS_PER_LINE]);
+
+/// Lease words of one cache line.
+const CLAIMS_PER_LINE: usize = 8;
+
 /// A client's view of one namespace.
 pub struct Attachment {
     id: NamespaceId,
@@ -74,7 +83,7 @@ pub struct Attachment {
     data: SegmentTable,
     directory: SegmentTable,
     page: ClientPage,
-    claimed: Box<[AtomicBool]>,
+    claimed: Box<[ClaimLine]>,
     cookie: ForkCookie,
     link: Arc<Link>,
     is_closing: AtomicBool,
@@ -122,7 +131,7 @@ impl Attachment {
             data: SegmentTable::new(),
             directory: SegmentTable::new(),
             page,
-            claimed: (0..page::N_LEASES).map(|_| AtomicBool::new(false)).collect(),
+            claimed: (0..index(page::N_LEASES) / CLAIMS_PER_LINE).map(|_| ClaimLine::default()).collect(),
             cookie,
             link,
             is_closing: AtomicBool::new(false),
@@ -204,7 +213,7 @@ impl Attachment {
     pub fn unmap_all(&self) -> bool {
         // SeqCst: see `Guard::new`. It is an Acquire as well, and pairs with the Release in `Guard::drop`.
         let is_read = |claimed: &AtomicBool| claimed.load(Ordering::SeqCst);
-        if !self.is_closed() || self.claimed.iter().any(is_read) {
+        if !self.is_closed() || self.claimed.iter().flat_map(|line| &line.0).any(is_read) {
             return false;
         }
         for kind in [SegmentKind::Data, SegmentKind::Directory] {
@@ -253,6 +262,11 @@ impl Attachment {
         )
     }
 
+    #[inline]
+    fn claim_of(&self, lease_idx: usize) -> &AtomicBool {
+        &self.claimed[lease_idx / CLAIMS_PER_LINE].0[lease_idx % CLAIMS_PER_LINE]
+    }
+
     fn claim(&self) -> Option<usize> {
         static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
@@ -261,8 +275,8 @@ impl Attachment {
         let first = FIRST.get();
         // SeqCst: see `Guard::new`. It is an Acquire as well, and pairs with the Release in `Guard::drop`, so that one
         // lease word has one owner at a time.
-        (0..self.claimed.len()).map(|n| spread(first + n)).find(|&lease| {
-            let claimed = &self.claimed[lease];
+        (0..index(page::N_LEASES)).map(|n| spread(first + n)).find(|&lease| {
+            let claimed = self.claim_of(lease);
             !claimed.load(Ordering::Relaxed) && !claimed.swap(true, Ordering::SeqCst)
         })
     }
@@ -307,7 +321,7 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         // SeqCst, with the swap in `claim`, the store in `close` and the look in `unmap_all`: either this sees that
         // the attachment is closing, or `unmap_all` sees the claim.
         if attachment.is_closing.load(Ordering::SeqCst) {
-            attachment.claimed[lease_idx].store(false, Ordering::Release);
+            attachment.claim_of(lease_idx).store(false, Ordering::Release);
             return Err(NoGuard::Detached);
         }
         epoch::begin(&attachment.page.leases()[lease_idx], attachment.epoch(), slot.idx);
@@ -459,7 +473,7 @@ impl<A: Deref<Target = Attachment>> Drop for Guard<A> {
             reach(Point::LeaseEnding);
             epoch::end(&self.attachment.page.leases()[self.lease_idx]);
             // Release: pairs with the Acquire in `claim`.
-            self.attachment.claimed[self.lease_idx].store(false, Ordering::Release);
+            self.attachment.claim_of(self.lease_idx).store(false, Ordering::Release);
         }
     }
 }

@@ -59,6 +59,14 @@ impl Rules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp(u64);
 
+impl Stamp {
+    /// Whether this step came before the one that gives the clock `epoch`'s next value.
+    #[inline]
+    pub const fn is_before(self, epoch: u64) -> bool {
+        self.0 < epoch
+    }
+}
+
 /// A lease word taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseWord {
@@ -133,11 +141,14 @@ pub fn retire_by(rules: &Rules, epoch: &AtomicU64) -> Option<Stamp> {
     (stamp < MAX_EPOCH).then_some(Stamp(stamp))
 }
 
-/// The leases that were taken when the daemon looked.
+/// The leases that were taken when the daemon looked: the oldest on each slot.
 ///
 /// The words come from pages that clients write; whatever is in them only decides how long memory is held.
 #[derive(Clone, Debug, Default)]
-pub struct Leases(Vec<LeaseWord>);
+pub struct Leases {
+    /// The least epoch on each slot, by slot, each slot once.
+    oldest: Vec<(SlotIdx, u64)>,
+}
 
 impl Leases {
     /// Daemon: looks at the leases, after the step of the epoch ([`retire`]) of everything it will ask about.
@@ -149,7 +160,16 @@ impl Leases {
     pub fn scan_by<'a>(rules: &Rules, leases: impl IntoIterator<Item = &'a AtomicU64>) -> Self {
         // Acquire: pairs with the Release stores in `begin` and `end`.
         let words = leases.into_iter().map(|lease| lease.load(rules.scan_load));
-        Self(words.filter_map(LeaseWord::from_bits).collect())
+        let taken = words.filter_map(LeaseWord::from_bits);
+        let mut oldest: Vec<_> = taken.map(|lease| (lease.slot, lease.epoch)).collect();
+        oldest.sort_unstable();
+        oldest.dedup_by_key(|(slot, _)| *slot);
+        Self { oldest }
+    }
+
+    fn on(&self, slot: SlotIdx) -> Option<u64> {
+        let found = self.oldest.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
+        Some(self.oldest[found].1)
     }
 
     /// Whether any of them may still read what was retired from `slot` at `stamp`.
@@ -159,11 +179,11 @@ impl Leases {
 
     #[doc(hidden)]
     pub fn hold_by(&self, rules: &Rules, stamp: Stamp, slot: SlotIdx) -> bool {
-        self.0.iter().any(|lease| {
-            let same_slot = lease.slot == slot || lease.slot == SlotIdx::EVERY || slot == SlotIdx::EVERY;
-            let old = if rules.same_epoch_holds { lease.epoch <= stamp.0 } else { lease.epoch < stamp.0 };
-            same_slot && old
-        })
+        let is_old = |epoch: u64| if rules.same_epoch_holds { epoch <= stamp.0 } else { epoch < stamp.0 };
+        if slot == SlotIdx::EVERY {
+            return self.oldest.iter().any(|(_, epoch)| is_old(*epoch));
+        }
+        [slot, SlotIdx::EVERY].into_iter().filter_map(|slot| self.on(slot)).any(is_old)
     }
 }
 

@@ -141,7 +141,7 @@ pub mod page {
     pub const DEVICE_ACCESS_AT: u64 = 32;
     /// First shard of counters.
     pub const COUNTERS_AT: u64 = 64;
-    /// Shards of counters; lease `i` counts in shard `i % SHARDS`.
+    /// Shards of counters; lease `i` counts in shard `i / 8 % SHARDS`.
     pub const SHARDS: u64 = 16;
     /// Bytes of a shard: sixteen counters, see `page::Counter`.
     pub const SHARD_BYTES: u64 = 128;

@@ -204,8 +204,7 @@ impl ClientPage {
     /// Client: adds to a counter, in the shard of lease `lease_idx`.
     #[inline]
     pub fn count(&self, lease_idx: usize, counter: Counter, amount: u64) {
-        let shard = lease_idx as u64 % page::SHARDS;
-        self.word(page::COUNTERS_AT + shard * page::SHARD_BYTES + counter as u64 * 8)
+        self.word(page::COUNTERS_AT + shard_of(lease_idx) * page::SHARD_BYTES + counter as u64 * 8)
             .fetch_add(amount, Ordering::Relaxed);
     }
 
@@ -285,6 +284,12 @@ pub const fn spread(n: usize) -> usize {
     n % lines * 8 + n / lines
 }
 
+/// The shard in which a lease counts: leases of neighboring cache lines have different ones.
+#[inline]
+pub const fn shard_of(lease_idx: usize) -> u64 {
+    lease_idx as u64 / 8 % page::SHARDS
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -332,5 +337,11 @@ mod tests {
         let mut seen = vec![false; 1024];
         (0..1024).for_each(|n| assert!(!std::mem::replace(&mut seen[spread(n)], true)));
         assert_ne!(spread(0) / 8, spread(1) / 8);
+    }
+
+    #[test]
+    fn threads_share_a_shard_only_when_there_are_more_than_shards() {
+        let shards: std::collections::BTreeSet<_> = (5..21).map(|thread| shard_of(spread(thread))).collect();
+        assert_eq!(shards.len() as u64, page::SHARDS);
     }
 }

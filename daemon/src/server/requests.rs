@@ -186,7 +186,7 @@ impl Context {
                 let namespace = store.namespace(&namespace)?;
                 namespace.check(caller, Right::Write)?;
                 namespace.remove(&name)?;
-                store.reclaim();
+                store.reclaim_one(&namespace);
                 Ok(Reply::Done)
             }
             Request::Verify { namespace, name, first_block } => {

@@ -56,8 +56,8 @@ impl Store {
         // Relaxed: the number only has to be unique.
         let number = self.next_namespace.fetch_add(1, Ordering::Relaxed);
         let id = NamespaceId { instance: self.instance, namespace: number };
-        let made = Namespace::new(id, name.to_owned(), access, segment, self.next_serial());
-        let made = Arc::new(made);
+        let header = (segment, self.next_serial());
+        let made = Namespace::new(id, name.to_owned(), access, header, &self.retiring);
         namespaces.insert(name.to_owned(), Arc::clone(&made));
         tracing::info!(namespace = name, uid = access.uid, "namespace made");
         Ok((made, true))
@@ -103,7 +103,7 @@ impl Store {
         self.removed.lock().push(namespace);
         drop(namespaces);
         tracing::info!(namespace = name, uid = caller.uid, "namespace removed");
-        self.reclaim();
+        self.reclaim_all();
         self.bury();
         self.trim(0);
         Ok(())

@@ -222,7 +222,7 @@ impl Background {
             self.step();
             self.compact();
         }
-        self.store.reclaim();
+        self.store.reclaim_all();
         let worked = cpu_time().saturating_sub(started);
         self.debt += worked * (100 - self.cpu_percent) / self.cpu_percent;
     }

@@ -50,6 +50,7 @@ use budget::Budget;
 use file_metadata::FileMetadataSet;
 use namespace::Holds;
 pub(crate) use namespace::Namespace;
+use namespace::{Patience, Retiring};
 use refit::RefitTask;
 use unmapping::Unmapping;
 
@@ -62,6 +63,8 @@ const FIRST_DATA_BYTES: u64 = MIB;
 const REFIT_QUEUE: usize = 1024;
 /// A namespace's data segments grow by one part in so many of what they have, so that little of it lies idle.
 const GROWTH_SHARE: u64 = 16;
+/// The poll loop reclaims for at most one part in so many of its time, and one.
+const RECLAIM_REST: u32 = 9;
 /// How long an allocation waits for clients to unmap segments that return to the system.
 const RETURN_WAIT: Duration = Duration::from_secs(2);
 
@@ -74,6 +77,10 @@ pub(crate) struct Store {
     lock: LockMode,
     segment_bytes: u64,
     serials: AtomicU64,
+    /// The namespaces in which something is retired.
+    retiring: Arc<Retiring>,
+    /// When the poll loop may reclaim again.
+    next_reclaim: Mutex<Instant>,
     /// Whether extents were freed since the last [`Store::tidy`].
     pub(crate) freed: AtomicBool,
     namespaces: RwLock<BTreeMap<String, Arc<Namespace>>>,
@@ -106,6 +113,8 @@ impl Store {
             lock: config.lock(),
             segment_bytes: config.segment_bytes(),
             serials: AtomicU64::new(1),
+            retiring: Arc::default(),
+            next_reclaim: Mutex::new(Instant::now()),
             freed: AtomicBool::new(false),
             namespaces: RwLock::new(BTreeMap::new()),
             removed: Mutex::default(),
@@ -189,7 +198,7 @@ impl Store {
                 return Ok(());
             }
             drop(growing);
-            self.reclaim();
+            self.reclaim_all();
             let returning = self.trim(0);
             // What is being emptied is better used than refused.
             namespace.open_segments();
@@ -258,28 +267,51 @@ impl Store {
         Ok(segment)
     }
 
-    /// Frees what no lease holds any more, in every namespace; says whether something is still held.
+    /// For the poll loop: frees some of what no lease holds any more, and waits for no lock; says whether something is
+    /// left, to be looked at again.
+    ///
+    /// However much is retired, and however many leases there are, it takes no more than its share of the time.
     pub(crate) fn reclaim(&self) -> bool {
-        let mut any_held = false;
-        for namespace in self.all_namespaces() {
-            let (freed, held) = namespace.reclaim();
-            any_held |= held;
-            if freed {
-                self.freed.store(true, Ordering::Relaxed);
+        let Some(mut next) = self.next_reclaim.try_lock() else { return true };
+        let start = Instant::now();
+        if start >= *next {
+            for namespace in self.retiring.namespaces() {
+                self.reclaim_in(&namespace, Patience::OneTurn);
             }
+            let end = Instant::now();
+            *next = end + (end - start) * RECLAIM_REST;
         }
-        any_held
+        !self.retiring.is_empty()
+    }
+
+    /// Frees all that no lease holds any more, in every namespace.
+    pub(crate) fn reclaim_all(&self) {
+        for namespace in self.retiring.namespaces() {
+            self.reclaim_in(&namespace, Patience::All);
+        }
+    }
+
+    /// As [`Store::reclaim_all`], in one namespace.
+    pub(crate) fn reclaim_one(&self, namespace: &Namespace) {
+        self.reclaim_in(namespace, Patience::All);
+    }
+
+    fn reclaim_in(&self, namespace: &Namespace, patience: Patience) {
+        if namespace.reclaim(patience) {
+            self.freed.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Retired bytes that leases may hold back, in every namespace.
     fn held_bytes(&self) -> u64 {
-        self.all_namespaces().iter().map(|namespace| namespace.held_bytes()).sum()
+        self.retiring.namespaces().iter().map(|namespace| namespace.held_bytes()).sum()
     }
 
     /// What each session holds back, over all namespaces.
     pub(crate) fn holders(&self) -> BTreeMap<u64, Holds> {
         let mut all: BTreeMap<u64, Holds> = BTreeMap::new();
-        for (session, holds) in self.all_namespaces().iter().flat_map(|namespace| namespace.holders()) {
+        let retiring = self.retiring.namespaces();
+        for (session, holds) in retiring.iter().flat_map(|namespace| namespace.holders()) {
             let sum = all.entry(session).or_default();
             sum.bytes += holds.bytes;
             sum.age = sum.age.max(holds.age);
@@ -359,7 +391,7 @@ impl Store {
         if fits() {
             return Ok(());
         }
-        self.reclaim();
+        self.reclaim_all();
         if fits() { Ok(()) } else { Err(self.full(needed)) }
     }
 

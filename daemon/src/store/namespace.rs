@@ -1,8 +1,8 @@
 //! One namespace: its tensors, its segments, and what is retired in it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tierpack_shm::directory::{Directory, Slot, SlotFields};
@@ -29,7 +29,8 @@ mod verify;
 
 pub(crate) use blocks::{BlockCopy, Change, Intent, NewGeneration, Stored};
 pub(crate) use reclaim::Holds;
-use reclaim::Retired;
+use reclaim::Queue;
+pub(super) use reclaim::{Patience, Retiring};
 use tensor::Tensor;
 pub(crate) use tensor::{Due, Key, Target};
 
@@ -41,7 +42,7 @@ pub(super) struct Inner {
     pub(super) tensors: BTreeMap<String, Tensor>,
     /// Stored bytes of `tensors`.
     stored_bytes: u64,
-    retired: VecDeque<Retired>,
+    retired: Queue,
     /// Names of tensors that changed since the refit thread looked at them.
     changed: BTreeSet<String>,
     /// The one that was looked at last.
@@ -73,14 +74,20 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
-    pub(super) fn new(id: NamespaceId, name: String, access: Access, header: Segment, serial: u64) -> Self {
-        let inner = Inner {
+    pub(super) fn new(
+        id: NamespaceId,
+        name: String,
+        access: Access,
+        (header, serial): (Segment, u64),
+        retiring: &Arc<Retiring>,
+    ) -> Arc<Self> {
+        let inner = |this: &Weak<Self>| Inner {
             access,
             data: Pool::default(),
             directory: Directory::new(header, id),
             tensors: BTreeMap::new(),
             stored_bytes: 0,
-            retired: VecDeque::new(),
+            retired: Queue::new(id.namespace, Weak::clone(this), retiring),
             changed: BTreeSet::new(),
             changed_cursor: None,
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
@@ -91,7 +98,7 @@ impl Namespace {
             is_removed: false,
             is_buried: false,
         };
-        Self { id, name, growing: Mutex::new(()), inner: Mutex::new(inner) }
+        Arc::new_cyclic(|this| Self { id, name, growing: Mutex::new(()), inner: Mutex::new(inner(this)) })
     }
 
     /// Takes an extent of the data segments; `None` when they have no room.

@@ -145,7 +145,7 @@ impl Store {
             self.rewrite(&namespace, &target, block_idx, &mut work)?;
             from = block_idx + 1;
         }
-        self.reclaim();
+        self.reclaim_one(&namespace);
         Ok(())
     }
 

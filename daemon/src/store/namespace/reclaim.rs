@@ -1,7 +1,13 @@
 //! What is retired: memory that nobody can find any more, but that a lease may still cover.
+//!
+//! The leases are looked at without the namespace's lock, and what they leave free is freed in short turns under it.
+//! Only namespaces in which something is retired are looked at: they are in the store's list.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use tierpack_shm::directory::Slot;
 use tierpack_shm::epoch::{Leases, Stamp};
 use tierpack_shm::faults::{Point, reach};
@@ -12,6 +18,81 @@ use super::{Inner, Key, Namespace, Tensor};
 use crate::store::Outcome;
 use crate::store::content::{Leftover, RetiredIndex};
 
+/// Entries and extents that one turn under the lock goes through.
+const TURN: usize = 1024;
+
+/// Whether a caller waits for a namespace's lock, and for all that can be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store) enum Patience {
+    /// It waits.
+    All,
+    /// One turn, or none while somebody has the lock.
+    OneTurn,
+}
+
+/// The namespaces in which something is retired, by number.
+#[derive(Debug, Default)]
+pub(in crate::store) struct Retiring(Mutex<BTreeMap<u32, Weak<Namespace>>>);
+
+impl Retiring {
+    pub(in crate::store) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    pub(in crate::store) fn namespaces(&self) -> Vec<Arc<Namespace>> {
+        self.0.lock().values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// What is retired in a namespace and not free yet.
+#[derive(Debug)]
+pub(super) struct Queue {
+    entries: VecDeque<Retired>,
+    /// Bytes of their data extents.
+    bytes: u64,
+    number: u32,
+    namespace: Weak<Namespace>,
+    list: Arc<Retiring>,
+}
+
+impl Queue {
+    pub(super) fn new(number: u32, namespace: Weak<Namespace>, list: &Arc<Retiring>) -> Self {
+        Self { entries: VecDeque::new(), bytes: 0, number, namespace, list: Arc::clone(list) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn push(&mut self, retired: Retired) {
+        if self.entries.is_empty() {
+            self.list.0.lock().insert(self.number, Weak::clone(&self.namespace));
+        }
+        self.bytes += retired.data_bytes;
+        self.entries.push_back(retired);
+    }
+
+    /// Puts back what is left of an entry.
+    fn push_front(&mut self, retired: Retired) {
+        self.bytes += retired.data_bytes;
+        self.entries.push_front(retired);
+    }
+
+    /// Takes the next entry out, to be put back or freed.
+    fn pop(&mut self) -> Option<Retired> {
+        let retired = self.entries.pop_front()?;
+        self.bytes -= retired.data_bytes;
+        Some(retired)
+    }
+
+    /// After entries were taken out: without any, nobody needs to look here.
+    fn settle(&self) {
+        if self.entries.is_empty() {
+            self.list.0.lock().remove(&self.number);
+        }
+    }
+}
+
 /// Memory that was retired in one step.
 #[derive(Debug)]
 pub(super) struct Retired {
@@ -19,15 +100,39 @@ pub(super) struct Retired {
     since: Instant,
     slot_idx: SlotIdx,
     data: Vec<Extent>,
+    /// Bytes of `data`.
+    data_bytes: u64,
     directory: Vec<Extent>,
     slot: Option<Slot>,
     /// Free again once they are dropped.
     indexes: Vec<RetiredIndex>,
 }
 
+/// What the holders are asked about.
+#[derive(Clone, Copy, Debug)]
+struct Summary {
+    stamp: Stamp,
+    since: Instant,
+    slot_idx: SlotIdx,
+    bytes: u64,
+}
+
 impl Retired {
-    fn data_bytes(&self) -> u64 {
-        self.data.iter().map(Extent::len_bytes).sum()
+    fn new(stamp: Stamp, slot_idx: SlotIdx, data: Vec<Extent>) -> Self {
+        Self {
+            stamp,
+            since: Instant::now(),
+            slot_idx,
+            data_bytes: data.iter().map(Extent::len_bytes).sum(),
+            data,
+            directory: Vec::new(),
+            slot: None,
+            indexes: Vec::new(),
+        }
+    }
+
+    fn summary(&self) -> Summary {
+        Summary { stamp: self.stamp, since: self.since, slot_idx: self.slot_idx, bytes: self.data_bytes }
     }
 }
 
@@ -46,11 +151,14 @@ impl Namespace {
         if inner.retired.is_empty() {
             return Vec::new();
         }
-        let holds = inner.pages.iter().map(|(session, page)| {
+        let retired: Vec<_> = inner.retired.entries.iter().map(Retired::summary).collect();
+        let pages = inner.pages.clone();
+        drop(inner);
+        let holds = pages.iter().map(|(session, page)| {
             let leases = Leases::scan(page.leases());
-            let held = inner.retired.iter().filter(|retired| leases.hold(retired.stamp, retired.slot_idx));
+            let held = retired.iter().filter(|retired| leases.hold(retired.stamp, retired.slot_idx));
             let holds = held.fold(Holds::default(), |sum, retired| Holds {
-                bytes: sum.bytes + retired.data_bytes(),
+                bytes: sum.bytes + retired.bytes,
                 age: sum.age.max(retired.since.elapsed()),
             });
             (*session, holds)
@@ -63,34 +171,75 @@ impl Namespace {
         self.inner.lock().held_bytes()
     }
 
-    /// Frees what no lease holds any more; says whether it freed something, and whether something is still held.
-    pub(in crate::store) fn reclaim(&self) -> (bool, bool) {
-        let mut inner = self.inner.lock();
-        let before = inner.retired.len();
-        if before == 0 {
-            return (false, false);
+    /// Frees what no lease holds any more; says whether it freed something.
+    pub(in crate::store) fn reclaim(&self, patience: Patience) -> bool {
+        let Some(inner) = self.locked(patience) else { return false };
+        if inner.retired.is_empty() {
+            return false;
         }
-        let leases = Leases::scan(inner.pages.iter().flat_map(|(_, page)| page.leases()));
-        for retired in std::mem::take(&mut inner.retired) {
-            if leases.hold(retired.stamp, retired.slot_idx) {
-                inner.retired.push_back(retired);
-                continue;
+        // What retires from now on, and sessions that attach, are for the next look: a session that attaches later
+        // finds nothing of what is retired already.
+        let (end, mut left) = (inner.directory.epoch(), inner.retired.entries.len());
+        let pages: Vec<_> = inner.pages.iter().map(|(_, page)| Arc::clone(page)).collect();
+        drop(inner);
+        let leases = Leases::scan(pages.iter().flat_map(|page| page.leases()));
+        let mut has_freed = false;
+        while left > 0 {
+            let Some(mut inner) = self.locked(patience) else { break };
+            has_freed |= inner.free_unheld(&leases, end, &mut left);
+            if patience == Patience::OneTurn {
+                break;
             }
-            reach(Point::BeforeFree);
-            drop(retired.indexes);
-            retired.data.into_iter().for_each(|extent| inner.data.free(extent));
-            retired.directory.into_iter().for_each(|extent| inner.directory.pool_mut().free(extent));
-            retired.slot.into_iter().for_each(|slot| inner.directory.give_slot(slot));
         }
-        let held = inner.retired.len();
-        (held < before, held > 0)
+        has_freed
+    }
+
+    fn locked(&self, patience: Patience) -> Option<MutexGuard<'_, Inner>> {
+        match patience {
+            Patience::All => Some(self.inner.lock()),
+            Patience::OneTurn => self.inner.try_lock(),
+        }
     }
 }
 
 impl Inner {
     /// Bytes that are retired and not free yet.
     pub(super) fn held_bytes(&self) -> u64 {
-        self.retired.iter().map(Retired::data_bytes).sum()
+        self.retired.bytes
+    }
+
+    /// One turn: of the `left` entries at the front, frees those from before epoch `end` that `leases` do not hold.
+    fn free_unheld(&mut self, leases: &Leases, end: u64, left: &mut usize) -> bool {
+        let (mut has_freed, mut turn) = (false, TURN);
+        while *left > 0 && turn > 0 {
+            let Some(mut retired) = self.retired.pop() else {
+                *left = 0;
+                break;
+            };
+            (*left, turn) = (*left - 1, turn - 1);
+            if !retired.stamp.is_before(end) || leases.hold(retired.stamp, retired.slot_idx) {
+                self.retired.push(retired);
+                continue;
+            }
+            has_freed = true;
+            reach(Point::BeforeFree);
+            let kept = retired.data.len().saturating_sub(turn + 1);
+            turn = (turn + 1).saturating_sub(retired.data.len());
+            for extent in retired.data.drain(kept..) {
+                retired.data_bytes -= extent.len_bytes();
+                self.data.free(extent);
+            }
+            if kept > 0 {
+                *left += 1;
+                self.retired.push_front(retired);
+                continue;
+            }
+            drop(retired.indexes);
+            retired.directory.into_iter().for_each(|extent| self.directory.pool_mut().free(extent));
+            retired.slot.into_iter().for_each(|slot| self.directory.give_slot(slot));
+        }
+        self.retired.settle();
+        has_freed
     }
 
     /// Hides a tensor; its memory is freed when no lease covers it.
@@ -98,14 +247,11 @@ impl Inner {
         self.stored_bytes -= tensor.content.sums.stored_bytes;
         self.directory.unpublish(&tensor.slot).expect("the slot came from this directory");
         let stamp = self.step()?;
-        self.retired.push_back(Retired {
-            stamp,
-            since: Instant::now(),
-            slot_idx: tensor.slot.idx(),
-            data: tensor.content.into_extents().collect(),
+        let retired = Retired::new(stamp, tensor.slot.idx(), tensor.content.into_extents().collect());
+        self.retired.push(Retired {
             directory: vec![tensor.table, tensor.generations],
             slot: Some(tensor.slot),
-            indexes: Vec::new(),
+            ..retired
         });
         Ok(())
     }
@@ -116,17 +262,9 @@ impl Inner {
         if data.is_empty() && indexes.is_empty() {
             return Ok(());
         }
-        let (stamp, since) = (self.step()?, Instant::now());
+        let stamp = self.step()?;
         let has_index = !indexes.is_empty();
-        self.retired.push_back(Retired {
-            stamp,
-            since,
-            slot_idx,
-            data,
-            directory: Vec::new(),
-            slot: None,
-            indexes,
-        });
+        self.retired.push(Retired { indexes, ..Retired::new(stamp, slot_idx, data) });
         if has_index {
             reach(Point::IndexRetired);
         }
@@ -168,3 +306,6 @@ pub(super) fn end_of_clock() -> Refusal {
     let text = "the epoch of this namespace is at its end: restart the daemon";
     Refusal::new(ErrorCode::Internal, text)
 }
+
+#[cfg(test)]
+mod tests;
