@@ -1,11 +1,11 @@
 //! Whole reads as a program has them: a daemon, a client, tensors to the GPU.
 
 use anyhow::{Context as _, Result, ensure};
-use tierpack_client::{AccessChoice, CodecChoice, CodecId, Gpu, GpuConfig, PutOptions};
+use tierpack_client::{CodecChoice, CodecId, Gpu, GpuConfig, PutOptions};
 use tierpack_tests::Daemon;
 
 use crate::decode;
-use crate::device::Bench;
+use crate::device::{Access, Bench};
 use crate::report::Report;
 use crate::timing::{Effort, gib_per_s};
 use crate::work::Work;
@@ -13,12 +13,12 @@ use crate::work::Work;
 /// The program, beside this one.
 const PROGRAM: &str = "tierpack-under-test";
 const CODECS: [CodecId; 3] = [CodecId::Raw, CodecId::Ibp, CodecId::Planes3];
-const ACCESSES: [AccessChoice; 2] = [AccessChoice::Registered, AccessChoice::Staged];
+const ACCESSES: [Access; 3] = [Access::Ats, Access::Registered, Access::Staged];
 
 /// Raw bytes of a tensor.
 const RAW_BYTES: u64 = 256 << 20;
 
-pub(crate) fn run(_bench: &Bench, effort: Effort, report: &mut Report) -> Result<()> {
+pub(crate) fn run(bench: &Bench, effort: Effort, report: &mut Report) -> Result<()> {
     let folder = std::env::current_exe()?.parent().context("a program lies in a folder")?.to_owned();
     let program = folder.join(PROGRAM).into_os_string().into_string().ok().context("a path in UTF-8")?;
     let pool = effort.of("64MiB", "1GiB");
@@ -31,9 +31,9 @@ pub(crate) fn run(_bench: &Bench, effort: Effort, report: &mut Report) -> Result
         let shape = [work.geometry.n_rows(), decode::COLUMNS];
         client.put_with("bench", work.geometry.dtype(), &shape, &mut &raw[..], &options)?;
         let handle = client.open("bench")?;
-        for access in ACCESSES {
+        for access in ACCESSES.into_iter().filter(|access| bench.access.is_none_or(|only| only == *access)) {
             let name = format!("get_to_device {codec}, {}", access.name());
-            let gpu = match Gpu::open(&GpuConfig::new().access(access)) {
+            let gpu = match Gpu::open(&GpuConfig::new().access(access.choice())) {
                 Ok(gpu) => gpu,
                 Err(error) => {
                     report.missing(&name, "GiB/s", &error.to_string())?;
