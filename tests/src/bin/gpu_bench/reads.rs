@@ -1,7 +1,7 @@
 //! Whole reads as a program has them: a daemon, a client, tensors to the GPU.
 
 use anyhow::{Context as _, Result, ensure};
-use tierpack_client::{CodecChoice, CodecId, Gpu, GpuConfig, PutOptions};
+use tierpack_client::{CacheConfig, CodecChoice, CodecId, Gpu, GpuConfig, Handle, PutOptions};
 use tierpack_tests::Daemon;
 
 use crate::decode;
@@ -14,6 +14,10 @@ use crate::work::Work;
 const PROGRAM: &str = "tierpack-under-test";
 const CODECS: [CodecId; 3] = [CodecId::Raw, CodecId::Ibp, CodecId::Planes3];
 const ACCESSES: [Access; 3] = [Access::Ats, Access::Registered, Access::Staged];
+
+/// Rows of a small gather, and a prime that lies between them.
+const FEW: u64 = 64;
+const STEP: u64 = 7919;
 
 /// Raw bytes of a tensor.
 const RAW_BYTES: u64 = 256 << 20;
@@ -50,7 +54,22 @@ pub(crate) fn run(bench: &Bench, effort: Effort, report: &mut Report) -> Result<
             let note =
                 format!("ratio {:.3}, into memory that is there, one read after the other", work.ratio());
             report.row(&name, gib_per_s(raw.len() as u64, seconds), "GiB/s", &note)?;
+            let seconds = small_gather(&handle, &gpu, &work, effort)?;
+            let name = format!("gather of {FEW} rows {codec}, {}", access.name());
+            report.row(&name, seconds * 1e6, "us", "2 KiB rows, no cache, each waited for")?;
         }
     }
     Ok(())
+}
+
+/// Seconds of a gather that is too small for the bus to matter; its rows are compared before.
+fn small_gather(handle: &Handle, gpu: &Gpu, work: &Work, effort: Effort) -> Result<f64> {
+    let device = handle.on_device(gpu, CacheConfig::new(0))?;
+    let ids: Vec<u64> = (0..FEW).map(|n| n * STEP % work.geometry.n_rows()).collect();
+    let wanted: Vec<u8> = ids.iter().flat_map(|&id| work.row(id)).copied().collect();
+    let ids = gpu.ids(&ids)?;
+    let mut rows = device.output(FEW)?;
+    device.gather_into(&ids, &mut rows)?.wait()?;
+    ensure!(rows.to_host()? == wanted, "a gather of {FEW} rows: other bytes than were put");
+    effort.seconds(|| Ok(device.gather_into(&ids, &mut rows)?.wait().map(drop)?), || Ok(()))
 }
