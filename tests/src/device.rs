@@ -4,17 +4,24 @@
 //! as the process; so a test starts itself again, once per setting, and looks at how that ends.
 //! The driver is the stand-in beside the test executable, unless `TIERPACK_CUDA_DRIVER` says otherwise: with `system`
 //! the same tests run on the installed driver, except for those that set the stand-in's variables.
+//! With `TIERPACK_TEST_ACCESS=MODE` they run in that access mode alone, on either driver as they would on a GPU that has
+//! it: `gpu-check` runs them once per mode of the device.
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use tierpack_client::{Client, CodecChoice, CodecId, Dtype, GpuError, Handle, PutOptions};
+use tierpack_client::{AccessChoice, Client, CodecChoice, CodecId, Dtype, GpuError, Handle, PutOptions};
 
 use crate::data::{Random, Words};
 
 const CHILD: &str = "TIERPACK_TEST_CHILD";
 const DRIVER: &str = "TIERPACK_CUDA_DRIVER";
+const ACCESS: &str = "TIERPACK_DEVICE_ACCESS";
+/// The only access mode to run tests in.
+const ONLY_ACCESS: &str = "TIERPACK_TEST_ACCESS";
+/// How a setting has the stand-in read pageable memory; a device with that access mode does so by itself.
+const READS_PAGEABLE: (&str, &str) = ("FAKE_CUDA_ATTR_88", "1");
 
 /// Variables of a child; those that start with `FAKE_CUDA_` are the stand-in's.
 pub type Settings<'a> = &'a [(&'a str, &'a str)];
@@ -33,6 +40,35 @@ pub fn is_real() -> bool {
     std::env::var_os(DRIVER).is_some_and(|driver| driver == "system")
 }
 
+/// Whether the tests are those that a GPU runs: on an installed driver, or in one access mode alone.
+pub fn is_as_on_a_gpu() -> bool {
+    is_real() || std::env::var_os(ONLY_ACCESS).is_some()
+}
+
+/// The access modes in which a test works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// In all.
+    Nothing,
+    /// Where kernels read the pool in place: only then there are caches and graphs.
+    InPlace,
+    /// Where segments are registered.
+    Registered,
+    /// Where bytes go through staging buffers.
+    Staged,
+}
+
+impl Needs {
+    fn has(self, access: &str) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::InPlace => access != AccessChoice::Staged.name(),
+            Self::Registered => access == AccessChoice::Registered.name(),
+            Self::Staged => access == AccessChoice::Staged.name(),
+        }
+    }
+}
+
 /// Whether this process is a child of [`in_child`] or [`child`].
 pub fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
@@ -43,21 +79,62 @@ pub fn is_child() -> bool {
 /// # Panics
 /// When a child fails; what it wrote is in the message.
 pub fn in_child(name: &str, settings: &[Settings<'_>]) -> bool {
+    in_child_that(Needs::Nothing, name, settings)
+}
+
+/// As [`in_child`], for a test that does not work in every access mode.
+///
+/// # Panics
+/// As [`in_child`].
+pub fn in_child_that(needs: Needs, name: &str, settings: &[Settings<'_>]) -> bool {
     if is_child() {
         return true;
     }
+    let only = std::env::var(ONLY_ACCESS).ok();
     for setting in settings {
-        if is_real() && setting.iter().any(|(variable, _)| variable.starts_with("FAKE_CUDA_")) {
-            say(&format!("skipped: {setting:?} is for the stand-in, and the driver is the installed one"));
-            continue;
-        }
-        let (succeeded, text) = child(name, setting);
+        let setting = match adapted(setting, needs, is_real(), only.as_deref()) {
+            Ok(setting) => setting,
+            Err(reason) => {
+                say(&format!("skipped: {setting:?}: {reason}"));
+                continue;
+            }
+        };
+        let (succeeded, text) = child(name, &setting);
         // A name that no test has would pass as well.
         let is_clean = succeeded && text.contains("1 passed") && !text.contains("fakecuda: ");
         assert!(is_clean, "{name} with {setting:?}:\n{text}");
         text.lines().filter(|line| line.contains("skipped: ")).for_each(say);
     }
     false
+}
+
+/// The setting as it is to be run, or why it is not.
+fn adapted<'a>(
+    setting: Settings<'a>,
+    needs: Needs,
+    is_real: bool,
+    only: Option<&'a str>,
+) -> Result<Vec<(&'a str, &'a str)>, String> {
+    let mut adapted = setting.to_vec();
+    if only.is_some() {
+        adapted.retain(|pair| *pair != READS_PAGEABLE);
+    }
+    if (is_real || only.is_some()) && adapted.iter().any(|(variable, _)| variable.starts_with("FAKE_CUDA_")) {
+        return Err("it is for the stand-in, and what a GPU runs is run".to_owned());
+    }
+    let Some(only) = only else { return Ok(adapted) };
+    if !needs.has(only) {
+        return Err(format!("the test needs another access mode than {only}: {needs:?}"));
+    }
+    let modes = [AccessChoice::Ats, AccessChoice::Registered, AccessChoice::Staged].map(AccessChoice::name);
+    match adapted.iter().find(|(variable, _)| *variable == ACCESS) {
+        Some((_, mode)) if *mode != only && modes.contains(mode) => {
+            return Err(format!("access mode {only} is run"));
+        }
+        Some(_) => {}
+        None => adapted.push((ACCESS, only)),
+    }
+    Ok(adapted)
 }
 
 /// Prints a line that is seen although the test succeeds: what is skipped is no secret.
@@ -143,11 +220,8 @@ pub const MODES: &[Settings<'static>] = &[
 ];
 
 /// Every way in which a GPU may read the pool.
-pub const ACCESSES: &[Settings<'static>] = &[
-    &[("TIERPACK_DEVICE_ACCESS", "registered")],
-    &[("TIERPACK_DEVICE_ACCESS", "staged")],
-    &[("TIERPACK_DEVICE_ACCESS", "ats"), ("FAKE_CUDA_ATTR_88", "1")],
-];
+pub const ACCESSES: &[Settings<'static>] =
+    &[&[(ACCESS, "registered")], &[(ACCESS, "staged")], &[(ACCESS, "ats"), READS_PAGEABLE]];
 
 /// A dtype that the codec knows, and words that it shortens in it.
 pub fn words_for(codec: CodecId, len: usize, version: u16) -> (Dtype, Vec<u8>) {
@@ -189,4 +263,43 @@ pub fn put_with(client: &Client, name: &str, codec: CodecId, rows: u64, row_byte
     let shape = [rows, row_bytes * 8 / u64::from(dtype.bits())];
     client.put_with(name, dtype, &shape, &mut &bytes[..], &options).expect("put a tensor");
     (client.open(name).expect("it was put"), bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The settings that are left of `settings`, as `variable=value`.
+    fn left(settings: &[Settings<'_>], needs: Needs, is_real: bool, only: Option<&str>) -> Vec<String> {
+        let run = settings.iter().filter_map(|setting| adapted(setting, needs, is_real, only).ok());
+        run.map(|setting| setting.iter().map(|(name, value)| format!("{name}={value} ")).collect()).collect()
+    }
+
+    #[test]
+    fn one_access_mode_runs_what_a_gpu_with_it_runs() {
+        for is_real in [false, true] {
+            for mode in ["ats", "registered", "staged"] {
+                let wanted = [format!("TIERPACK_DEVICE_ACCESS={mode} ")];
+                assert_eq!(left(ACCESSES, Needs::Nothing, is_real, Some(mode)), wanted);
+                assert_eq!(left(MODES, Needs::Nothing, is_real, Some(mode)), wanted);
+                assert_eq!(
+                    left(MODES, Needs::InPlace, is_real, Some(mode)).len(),
+                    usize::from(mode != "staged")
+                );
+                let runs = usize::from(mode == "registered");
+                assert_eq!(left(MODES, Needs::Registered, is_real, Some(mode)).len(), runs);
+            }
+        }
+        let refused: Settings<'_> = &[(ACCESS, "ats"), ("FAKE_CUDA_ATTR_88", "0")];
+        assert!(left(&[refused], Needs::Nothing, false, Some("ats")).is_empty());
+        assert_eq!(left(&[&[(ACCESS, "fast")]], Needs::Nothing, false, Some("ats")).len(), 1);
+    }
+
+    #[test]
+    fn without_a_mode_only_the_driver_decides() {
+        assert_eq!(left(ACCESSES, Needs::Nothing, false, None).len(), 3);
+        assert_eq!(left(MODES, Needs::InPlace, false, None).len(), MODES.len());
+        assert_eq!(left(ACCESSES, Needs::Nothing, true, None).len(), 2);
+        assert_eq!(left(MODES, Needs::Registered, true, None), [""]);
+    }
 }

@@ -3,7 +3,7 @@
 use std::thread;
 
 use tierpack_client::{Client, CodecId, DeviceTensor, Dtype, Error, Gpu, GpuConfig, Handle};
-use tierpack_tests::device::{ACCESSES, MODES, Trace, in_child, put_with};
+use tierpack_tests::device::{ACCESSES, MODES, Needs, Trace, in_child, in_child_that, put_with};
 use tierpack_tests::{Daemon, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
@@ -185,7 +185,11 @@ fn tensors_of_nothing_need_no_launch() {
 
 #[test]
 fn a_staging_buffer_may_be_shorter_than_the_tensor_and_than_a_block() {
-    if !in_child("a_staging_buffer_may_be_shorter_than_the_tensor_and_than_a_block", MODES) {
+    if !in_child_that(
+        Needs::Staged,
+        "a_staging_buffer_may_be_shorter_than_the_tensor_and_than_a_block",
+        MODES,
+    ) {
         return;
     }
     let daemon = start();

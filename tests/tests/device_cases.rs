@@ -5,7 +5,7 @@ use std::thread;
 use cudarc::driver::result;
 use tierpack_client::{CacheConfig, Client, DeviceHandle, Dtype, Error, Gpu, GpuConfig, GpuError};
 use tierpack_tests::data::Random;
-use tierpack_tests::device::{ACCESSES, MODES, Trace, in_child};
+use tierpack_tests::device::{ACCESSES, MODES, Needs, Trace, in_child, in_child_that};
 use tierpack_tests::{Daemon, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
@@ -83,7 +83,7 @@ fn check(device: &DeviceHandle, gpu: &Gpu, ids: &[u64]) {
 /// C25: rows that are being read keep their lines, or are read from the pool.
 #[test]
 fn rows_in_use_are_not_evicted_under_their_reader() {
-    if !in_child("rows_in_use_are_not_evicted_under_their_reader", MODES) {
+    if !in_child_that(Needs::InPlace, "rows_in_use_are_not_evicted_under_their_reader", MODES) {
         return;
     }
     let (daemon, gpu) = (start(), open());

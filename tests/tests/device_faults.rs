@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tierpack_client::{AccessChoice, Client, CodecId, Error, Gpu, GpuConfig, GpuError, Handle};
 use tierpack_tests::Daemon;
-use tierpack_tests::device::{ACCESSES, Settings, child, in_child, is_child, is_real, put_with, say};
+use tierpack_tests::device::{ACCESSES, Settings, child, in_child, is_as_on_a_gpu, is_child, put_with, say};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const SOCKET: &str = "TIERPACK_SOCKET";
@@ -92,7 +92,7 @@ fn a_call_that_fails_once_leaves_nothing_behind() {
         failed.iter().for_each(|error| println!("told: {error}"));
         return assert!(failed.len() <= 1, "one call fails once");
     }
-    if is_real() {
+    if is_as_on_a_gpu() {
         println!("skipped: an installed driver cannot be made to fail");
         return;
     }
@@ -386,7 +386,7 @@ fn a_driver_that_lacks_functions_is_no_panic() {
         let wanted = std::env::var("WANTED").expect("this test sets it");
         return assert!(error.to_string().contains(&wanted), "{error}");
     }
-    if is_real() {
+    if is_as_on_a_gpu() {
         // Where the installed driver is asked for, there may be no compiler.
         return say("skipped: a driver that lacks functions is not the installed one");
     }

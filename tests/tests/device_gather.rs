@@ -5,7 +5,7 @@ use tierpack_client::{
 };
 use tierpack_tests::Daemon;
 use tierpack_tests::data::Random;
-use tierpack_tests::device::{ACCESSES, MODES, Trace, in_child, put_with};
+use tierpack_tests::device::{ACCESSES, MODES, Needs, Trace, in_child, in_child_that, put_with};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
@@ -81,7 +81,7 @@ fn every_codec_comes_bit_for_bit_in_every_way() {
 
 #[test]
 fn every_codec_comes_bit_for_bit_whenever_the_gpu_works() {
-    if !in_child("every_codec_comes_bit_for_bit_whenever_the_gpu_works", MODES) {
+    if !in_child_that(Needs::InPlace, "every_codec_comes_bit_for_bit_whenever_the_gpu_works", MODES) {
         return;
     }
     let (daemon, gpu) = (start(), open());
@@ -113,7 +113,7 @@ fn a_row_number_out_of_range_is_named_with_its_position() {
 
 #[test]
 fn hot_rows_come_from_the_cache_and_are_counted() {
-    if !in_child("hot_rows_come_from_the_cache_and_are_counted", MODES) {
+    if !in_child_that(Needs::InPlace, "hot_rows_come_from_the_cache_and_are_counted", MODES) {
         return;
     }
     let (daemon, gpu) = (start(), open());

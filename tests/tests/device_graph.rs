@@ -2,7 +2,7 @@
 
 use tierpack_client::{CacheConfig, Client, CodecId, Error, Gpu, GpuConfig, GpuError, RefitMode};
 use tierpack_tests::Daemon;
-use tierpack_tests::device::{ACCESSES, MODES, in_child};
+use tierpack_tests::device::{ACCESSES, MODES, Needs, in_child, in_child_that};
 use tierpack_tests::rows::{ROW_BYTES, Table, overwrite_what_is_free};
 
 #[path = "device_graph/captured.rs"]
@@ -28,7 +28,7 @@ fn update(client: &Client, table: &Table, rows: &[u64], version: u16) {
 
 #[test]
 fn a_replay_reads_what_the_last_refresh_saw() {
-    if !in_child("a_replay_reads_what_the_last_refresh_saw", MODES) {
+    if !in_child_that(Needs::InPlace, "a_replay_reads_what_the_last_refresh_saw", MODES) {
         return;
     }
     let (daemon, gpu) = (start(), Gpu::open(&GpuConfig::new()).expect("a GPU"));
@@ -84,7 +84,7 @@ fn a_replay_reads_what_the_last_refresh_saw() {
 
 #[test]
 fn a_graph_of_a_tensor_that_was_replaced_says_so() {
-    if !in_child("a_graph_of_a_tensor_that_was_replaced_says_so", MODES) {
+    if !in_child_that(Needs::InPlace, "a_graph_of_a_tensor_that_was_replaced_says_so", MODES) {
         return;
     }
     let (daemon, gpu) = (start(), Gpu::open(&GpuConfig::new()).expect("a GPU"));

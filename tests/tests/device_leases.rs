@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use tierpack_client::{Client, CodecChoice, CodecId, Dtype, Gpu, GpuConfig, Handle, PutOptions, RefitMode};
-use tierpack_tests::device::{in_child, put_with, words_for};
+use tierpack_tests::device::{Needs, in_child, in_child_that, put_with, words_for};
 use tierpack_tests::{Daemon, eventually, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
@@ -113,7 +113,7 @@ fn a_lease_ends_although_nobody_waits() {
 
 #[test]
 fn segments_are_unregistered_before_they_are_unmapped() {
-    if !in_child("segments_are_unregistered_before_they_are_unmapped", &[&[]]) {
+    if !in_child_that(Needs::Registered, "segments_are_unregistered_before_they_are_unmapped", &[&[]]) {
         return;
     }
     let daemon = Daemon::start(PROGRAM, &["--pool-size", "256MiB", "--lock", "off"]);

@@ -6,7 +6,7 @@ use tierpack_client::{CacheConfig, CodecId, DeviceHandle, Error, Gpu, GpuConfig}
 use tierpack_shm::faults::{Point, set};
 use tierpack_shm::types::{BlockWord, Extent};
 use tierpack_tests::data::fill;
-use tierpack_tests::device::{MODES, in_child};
+use tierpack_tests::device::{MODES, Needs, in_child, in_child_that};
 use tierpack_tests::eventually;
 use tierpack_tests::rows::{ROW_BYTES, Table};
 
@@ -108,7 +108,7 @@ fn block(tensor: &Scripted, block_idx: u64, version: u16) -> Vec<u8> {
 
 #[test]
 fn a_store_is_seen_however_far_the_ring_came_round() {
-    if !in_child("a_store_is_seen_however_far_the_ring_came_round", MODES) {
+    if !in_child_that(Needs::InPlace, "a_store_is_seen_however_far_the_ring_came_round", MODES) {
         return;
     }
     let mut stage = Stage::new(1 << 20);
@@ -152,7 +152,7 @@ fn come_back(stage: &mut Stage, between: Option<u64>, what: &str) {
 
 #[test]
 fn a_word_that_comes_back_after_all_sequences_revives_no_line() {
-    if !in_child("a_word_that_comes_back_after_all_sequences_revives_no_line", MODES) {
+    if !in_child_that(Needs::InPlace, "a_word_that_comes_back_after_all_sequences_revives_no_line", MODES) {
         return;
     }
     for is_kept in [false, true] {
@@ -202,7 +202,11 @@ fn a_block_that_is_not_in_the_pool_is_named() {
 
 #[test]
 fn a_block_that_comes_while_its_gather_is_on_its_way_is_gathered_again() {
-    if !in_child("a_block_that_comes_while_its_gather_is_on_its_way_is_gathered_again", MODES) {
+    if !in_child_that(
+        Needs::InPlace,
+        "a_block_that_comes_while_its_gather_is_on_its_way_is_gathered_again",
+        MODES,
+    ) {
         return;
     }
     let mut stage = Stage::new(1 << 20);
@@ -238,7 +242,11 @@ fn wait_asleep(thread: nix::unistd::Pid, is_over: impl Fn() -> bool) {
 
 #[test]
 fn a_word_that_comes_back_while_words_are_loaded_revives_no_line() {
-    if !in_child("a_word_that_comes_back_while_words_are_loaded_revives_no_line", &MODES[..1]) {
+    if !in_child_that(
+        Needs::InPlace,
+        "a_word_that_comes_back_while_words_are_loaded_revives_no_line",
+        &MODES[..1],
+    ) {
         return;
     }
     let mut stage = Stage::new(1 << 20);
@@ -272,7 +280,7 @@ fn a_word_that_comes_back_while_words_are_loaded_revives_no_line() {
 
 #[test]
 fn a_graph_that_was_not_refreshed_for_long_revives_no_line() {
-    if !in_child("a_graph_that_was_not_refreshed_for_long_revives_no_line", MODES) {
+    if !in_child_that(Needs::InPlace, "a_graph_that_was_not_refreshed_for_long_revives_no_line", MODES) {
         return;
     }
     let table = Table { tensor: 9, codec: CodecId::Raw, n_rows: ROWS };

@@ -47,7 +47,7 @@ mod timing;
 #[path = "gpu_bench/work.rs"]
 mod work;
 
-use device::Bench;
+use device::{Access, Bench};
 use report::Report;
 use timing::Effort;
 
@@ -57,6 +57,9 @@ struct Args {
     /// What to measure
     #[arg(value_enum)]
     stage: Stage,
+    /// The access mode to measure, where that matters; without it, each, or the first that works
+    #[arg(long, value_enum)]
+    access: Option<Access>,
     /// Do little, once: that it works, and no figure
     #[arg(long)]
     small: bool,
@@ -67,10 +70,12 @@ struct Args {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Stage {
-    /// What the device is
-    Device,
-    /// Decode kernels alone, from device memory and from registered memory of the host
+    /// What the device is, and which access modes it has
+    Facts,
+    /// Decode kernels alone, from device memory
     Decode,
+    /// Decode kernels alone, from memory of the host that they read in place
+    InPlace,
     /// The copy engine alone, and the copy engine before the decode kernels
     Copies,
     /// Registration of segments
@@ -87,17 +92,18 @@ enum Stage {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let bench = Bench::open()?;
+    let bench = Bench::open(args.access)?;
     let effort = if args.small { Effort::Small } else { Effort::Full };
     let caveat = match effort {
         _ if bench.is_stand_in() => Some("stand-in: not a GPU figure"),
         Effort::Small => Some("too little work for a figure"),
         Effort::Full => None,
     };
-    let mut report = Report::new(args.json.as_deref(), caveat)?;
+    let mut report = Report::new(args.json.as_deref(), caveat, args.access)?;
     match args.stage {
-        Stage::Device => facts::run(&bench, &mut report),
+        Stage::Facts => facts::run(&bench, &mut report),
         Stage::Decode => decode::run(&bench, effort, &mut report),
+        Stage::InPlace => decode::run_in_place(&bench, effort, &mut report),
         Stage::Copies => copies::run(&bench, effort, &mut report),
         Stage::Registration => registration::run(&bench, effort, &mut report),
         Stage::Gather => gather::run(&bench, effort, &mut report),

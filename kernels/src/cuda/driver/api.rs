@@ -72,6 +72,7 @@ type LoadDataEx =
 
 functions! {
     get_error_name: "cuGetErrorName"(c_uint, *mut *const c_char);
+    driver_get_version: "cuDriverGetVersion"(*mut c_int);
     device_get_count: "cuDeviceGetCount"(*mut c_int);
     device_get: "cuDeviceGet"(*mut c_int, c_int);
     device_get_name: "cuDeviceGetName"(*mut c_char, c_int, c_int);

@@ -128,6 +128,25 @@ impl Device {
         &self.facts
     }
 
+    /// The version of CUDA that the driver is for: 1000 * major + 10 * minor.
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`].
+    pub fn driver_version(&self) -> Result<i32, GpuError> {
+        let mut version = 0;
+        // SAFETY: the version is written.
+        let asked = unsafe { (self.api.driver_get_version)(&raw mut version) };
+        self.api.check("cuDriverGetVersion", asked).map(|()| version)
+    }
+
+    /// The value of the driver's attribute of that number (`CUdevice_attribute` of cuda.h).
+    ///
+    /// # Errors
+    /// [`GpuError::Driver`]: the driver knows no such attribute.
+    pub fn attribute(&self, number: u32) -> Result<i32, GpuError> {
+        attribute_of(self.api, self.device, number)
+    }
+
     /// Whether this process is the one that opened it.
     pub fn is_here(&self) -> bool {
         std::process::id() == self.process
@@ -247,13 +266,15 @@ impl Drop for Entered<'_> {
     }
 }
 
+fn attribute_of(api: &Api, device: i32, number: u32) -> Result<i32, GpuError> {
+    let mut value = 0;
+    // SAFETY: the value is written.
+    let asked = unsafe { (api.device_get_attribute)(&raw mut value, number, device) };
+    api.check("cuDeviceGetAttribute", asked).map(|()| value)
+}
+
 fn facts(api: &Api, device: i32) -> Result<Facts, GpuError> {
-    let attribute = |number| {
-        let mut value = 0;
-        // SAFETY: the value is written.
-        let asked = unsafe { (api.device_get_attribute)(&raw mut value, number, device) };
-        api.check("cuDeviceGetAttribute", asked).map(|()| value)
-    };
+    let attribute = |number| attribute_of(api, device, number);
     let mut uuid = [0; 16];
     // SAFETY: 16 bytes are written.
     api.check("cuDeviceGetUuid_v2", unsafe { (api.device_get_uuid)(&raw mut uuid, device) })?;

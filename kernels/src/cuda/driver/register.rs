@@ -43,16 +43,35 @@ impl Registration {
     /// [`GpuError::NoAccess`] where the device cannot, [`GpuError::Registration`] where the driver will not,
     /// [`GpuError::Capturing`].
     pub unsafe fn new(device: &Arc<Device>, pointer: NonNull<c_void>, len: usize) -> Result<Self, GpuError> {
-        let none = |reason: &str| GpuError::NoAccess { asked: "registered", reason: reason.to_owned() };
         if let Some(reason) = device.facts().cannot_register() {
-            return Err(none(reason));
+            return Err(no_access(reason));
         }
+        // SAFETY: the caller promises the range.
+        unsafe { Self::attempt(device, pointer, len, true) }
+    }
+
+    /// As [`Registration::new`], but whatever the device's attributes are, so that the answer is the driver's own;
+    /// with `is_read_only` unset, as memory that the device may write, too.
+    ///
+    /// # Safety
+    /// - The range is mapped, and stays so until this is dropped.
+    /// - Where the device may write it, no launch writes what somebody else reads or writes.
+    ///
+    /// # Errors
+    /// As [`Registration::new`].
+    pub unsafe fn attempt(
+        device: &Arc<Device>,
+        pointer: NonNull<c_void>,
+        len: usize,
+        is_read_only: bool,
+    ) -> Result<Self, GpuError> {
         if len > MAX_BYTES {
-            return Err(none("more than 64 GiB in one piece"));
+            return Err(no_access("more than 64 GiB in one piece"));
         }
-        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE
-            | sys::CU_MEMHOSTREGISTER_DEVICEMAP
-            | sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        let mut flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        if is_read_only {
+            flags |= sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        }
         let _entered = device.enter()?;
         // SAFETY: the caller promises the range; the context is current.
         let registered = unsafe { (device.api.mem_host_register)(pointer.as_ptr(), len, flags) };
@@ -112,6 +131,10 @@ impl Registration {
     pub const fn len(&self) -> usize {
         self.len
     }
+}
+
+fn no_access(reason: &str) -> GpuError {
+    GpuError::NoAccess { asked: "registered", reason: reason.to_owned() }
 }
 
 impl Drop for Registration {

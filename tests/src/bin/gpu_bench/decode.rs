@@ -23,8 +23,8 @@ const DISTINCT_BYTES: u64 = 8 << 20;
 /// Bytes that are compared.
 const CHECKED_BYTES: u64 = 64 << 20;
 
+/// From device memory.
 pub(crate) fn run(bench: &Bench, effort: Effort, report: &mut Report) -> Result<()> {
-    let way = Way::find(bench)?;
     for codec in CODECS {
         let work = work(codec, effort)?;
         let out = bench.memory(work.geometry.raw_bytes())?;
@@ -34,9 +34,19 @@ pub(crate) fn run(bench: &Bench, effort: Effort, report: &mut Report) -> Result<
         let decoding = decoding(bench, &work, &places, &[bytes.address()], out.address())?;
         let speed = measure(bench, effort, &work, &decoding.0, &out)?;
         report.row(&format!("decode {codec} from device memory"), speed, "GiB/s", &note)?;
-        drop((decoding, bytes));
+    }
+    Ok(())
+}
+
+/// From memory of the host.
+pub(crate) fn run_in_place(bench: &Bench, effort: Effort, report: &mut Report) -> Result<()> {
+    let way = Way::find(bench)?;
+    for codec in CODECS {
+        let work = work(codec, effort)?;
+        let out = bench.memory(work.geometry.raw_bytes())?;
+        let note = format!("ratio {:.3}", work.ratio());
         let host = HostTensor::new(bench, way, &work)?;
-        let decoding = self::decoding(bench, &work, &host.places, &host.bases(), out.address())?;
+        let decoding = decoding(bench, &work, &host.places, &host.bases(), out.address())?;
         let speed = measure(bench, effort, &work, &decoding.0, &out)?;
         let name = match codec {
             CodecId::Raw => "raw zero-copy read".to_owned(),
@@ -71,8 +81,7 @@ pub(crate) struct HostTensor {
 impl HostTensor {
     pub(crate) fn new(bench: &Bench, way: Way, work: &Work) -> Result<Self> {
         let (places, lens) = work.places(work.geometry.n_blocks(), SEGMENT_BYTES);
-        let segment =
-            |(segment, &len)| Registered::new(bench, way.map(&work.segment(&places, segment, len))?);
+        let segment = |(segment, &len)| way.map(bench, &work.segment(&places, segment, len));
         let segments = lens.iter().enumerate().map(segment).collect::<Result<_>>()?;
         Ok(Self { places, segments })
     }

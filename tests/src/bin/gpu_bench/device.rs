@@ -1,9 +1,11 @@
 //! The device of a bench, its kernels, and their launches.
 #![expect(unsafe_code, reason = "kernels follow the addresses that they are given")]
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+use tierpack_client::AccessChoice;
 use tierpack_kernels::cuda::abi::{BlockJob, Status};
 use tierpack_kernels::cuda::driver::{Device, DeviceBuffer, Kernels, Parameter, Stream};
 use tierpack_kernels::cuda::gather::GatherLaunch;
@@ -11,6 +13,31 @@ use tierpack_kernels::cuda::images::Module;
 use tierpack_kernels::cuda::launch::Launch;
 use tierpack_shm::types::index;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// How the device is to reach memory of the host: the access modes of the client library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Access {
+    /// In place, as pageable memory
+    Ats,
+    /// In place, registered with the driver
+    Registered,
+    /// Through page-locked buffers
+    Staged,
+}
+
+impl Access {
+    pub(crate) const fn name(self) -> &'static str {
+        self.choice().name()
+    }
+
+    pub(crate) const fn choice(self) -> AccessChoice {
+        match self {
+            Self::Ats => AccessChoice::Ats,
+            Self::Registered => AccessChoice::Registered,
+            Self::Staged => AccessChoice::Staged,
+        }
+    }
+}
 
 /// An open device.
 #[derive(Debug)]
@@ -20,17 +47,27 @@ pub(crate) struct Bench {
     pub(crate) stream: Stream,
     /// Where the copy engine runs.
     pub(crate) copies: Stream,
-    decode: Kernels,
-    gather: Kernels,
+    /// What was asked for; else the first way that works.
+    pub(crate) access: Option<Access>,
+    decode: OnceLock<Kernels>,
+    gather: OnceLock<Kernels>,
 }
 
 impl Bench {
-    pub(crate) fn open() -> Result<Self> {
+    /// Opens the first device; kernels are loaded at their first launch, so that a stage waits only for its own.
+    pub(crate) fn open(access: Option<Access>) -> Result<Self> {
         let device = Device::open(0)?;
         let (stream, copies) = (Stream::new(&device)?, Stream::new(&device)?);
-        let decode = Kernels::load(&device, Module::Decode)?;
-        let gather = Kernels::load(&device, Module::Gather)?;
-        Ok(Self { device, stream, copies, decode, gather })
+        let [decode, gather] = [OnceLock::new(), OnceLock::new()];
+        Ok(Self { device, stream, copies, access, decode, gather })
+    }
+
+    fn kernels<'a>(&self, loaded: &'a OnceLock<Kernels>, module: Module) -> Result<&'a Kernels> {
+        if let Some(kernels) = loaded.get() {
+            return Ok(kernels);
+        }
+        let kernels = Kernels::load(&self.device, module)?;
+        Ok(loaded.get_or_init(|| kernels))
     }
 
     /// Whether it is the stand-in of the tests.
@@ -81,8 +118,9 @@ impl Bench {
         let &GatherLaunch { kernel, grid, block, shared_bytes, .. } = launch;
         let launch = Launch { kernel, jobs: 0..1, grid, block, shared_bytes, warp_bytes: 0 };
         let parameters = [Parameter::Address(call), Parameter::Number(1)];
+        let kernels = self.kernels(&self.gather, Module::Gather)?;
         // SAFETY: `gather` has these parameters (kernels/cuda/gather.cu); `table.rs` keeps what the call leads to.
-        unsafe { self.gather.launch(&launch, &parameters, &self.stream) }?;
+        unsafe { kernels.launch(&launch, &parameters, &self.stream) }?;
         Ok(())
     }
 }
@@ -103,6 +141,7 @@ impl Decoding {
 
     /// Queues the launches.
     pub(crate) fn queue(&self, bench: &Bench) -> Result<()> {
+        let kernels = bench.kernels(&bench.decode, Module::Decode)?;
         for launch in &self.launches {
             let jobs = self.jobs.address() + (launch.jobs.start * size_of::<BlockJob>()) as u64;
             let n_jobs = Parameter::Number(u32::try_from(launch.jobs.len())?);
@@ -110,7 +149,7 @@ impl Decoding {
             let parameters = [jobs, n_jobs, Parameter::Number(launch.warp_bytes), status];
             // SAFETY: decode kernels have these parameters (kernels/cuda/decode.cu); `decode.rs` and `copies.rs` keep
             // what the jobs lead to until the stream has been waited for.
-            unsafe { bench.decode.launch(launch, &parameters, &bench.stream) }?;
+            unsafe { kernels.launch(launch, &parameters, &bench.stream) }?;
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
-//! Memory of the host that the device reads in place: memory files as those of the pool, registered with the driver.
+//! Memory of the host that the device reads in place: memory files as those of the pool, registered with the driver or
+//! reached as pageable memory.
 //!
 //! They are sealed and mapped read-only, as a client has them.
-//! A device that cannot register such memory can register writable one: then the figures are of that, and say so.
+//! A device that can read no such memory can register writable one: then the figures are of that, and say so.
 #![expect(unsafe_code, reason = "maps memory files and registers them")]
 
 use core::ffi::c_void;
@@ -10,51 +11,83 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
-use cudarc::driver::sys;
+use anyhow::{Context as _, Result, bail};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-use tierpack_kernels::cuda::driver::{Device, GpuError, Registration};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
+use tierpack_kernels::cuda::driver::{GpuError, Registration};
 use tierpack_shm::types::index;
 
-use crate::device::Bench;
+use crate::device::{Access, Bench};
 
 /// Bytes of a segment, as in the pool.
 pub(crate) const SEGMENT_BYTES: u64 = 64 << 20;
 
-/// A mapped memory file.
+/// What a mapping is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A memory file as a client has it: mapped read-only, and sealed against writing.
+    Sealed,
+    /// A memory file that is not sealed against writing, mapped writable.
+    Writable,
+    /// A sealed memory file, mapped as a private, writable copy.
+    Private,
+    /// No file: a copy in memory of the process.
+    Copy,
+}
+
+/// A mapping of memory of the host.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     base: NonNull<c_void>,
     len: usize,
-    is_writable: bool,
 }
 
 impl Mapped {
-    /// A memory file with these bytes, of which there is at least one.
-    pub(crate) fn new(bytes: &[u8], is_writable: bool) -> Result<Self> {
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let mut file = File::from(memfd_create(c"tierpack-bench", flags).context("make a memory file")?);
+    /// A mapping with these bytes, of which there is at least one.
+    pub(crate) fn new(bytes: &[u8], kind: Kind) -> Result<Self> {
         // Whole pages are registered.
         let len = bytes.len().next_multiple_of(1 << 12);
-        file.write_all(bytes).and_then(|()| file.set_len(len as u64)).context("fill a memory file")?;
-        let mut protection = ProtFlags::PROT_READ;
-        protection.set(ProtFlags::PROT_WRITE, is_writable);
         let non_zero = NonZeroUsize::new(len).context("an empty segment")?;
-        // SAFETY: a new mapping, which nobody else knows; the file is as long.
-        let base = unsafe { mmap(None, non_zero, protection, MapFlags::MAP_SHARED, file.as_fd(), 0) };
-        let base = base.context("map a memory file")?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_FUTURE_WRITE;
-        let this = Self { base, len, is_writable };
+        let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        if kind == Kind::Copy {
+            // SAFETY: a new mapping, which nobody else knows.
+            let base = unsafe { mmap_anonymous(None, non_zero, both, MapFlags::MAP_PRIVATE) };
+            let base = base.context("map memory")?;
+            // SAFETY: the mapping is at least as long, new, and writable.
+            unsafe { base.cast::<u8>().copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+            return Ok(Self { base, len });
+        }
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let mut file = File::from(memfd_create(c"tierpack-bench", flags).context("make a memory file")?);
+        file.write_all(bytes).and_then(|()| file.set_len(len as u64)).context("fill a memory file")?;
+        let mut seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+        seals.set(SealFlag::F_SEAL_FUTURE_WRITE, kind != Kind::Writable);
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).context("seal a memory file")?;
-        Ok(this)
+        let (protection, flags) = match kind {
+            Kind::Sealed => (ProtFlags::PROT_READ, MapFlags::MAP_SHARED),
+            Kind::Private => (both, MapFlags::MAP_PRIVATE),
+            Kind::Writable | Kind::Copy => (both, MapFlags::MAP_SHARED),
+        };
+        // SAFETY: a new mapping, which nobody else knows; the file is as long.
+        let base = unsafe { mmap(None, non_zero, protection, flags, file.as_fd(), 0) };
+        Ok(Self { base: base.context("map a memory file")?, len })
     }
 
     pub(crate) const fn len(&self) -> u64 {
         self.len as u64
+    }
+
+    /// Where the processor finds it, and a device that reads pageable memory, too.
+    pub(crate) fn address(&self) -> u64 {
+        self.base.addr().get() as u64
+    }
+
+    /// Nobody in this process writes it from now on.
+    pub(crate) fn protect(&self) -> Result<()> {
+        // SAFETY: the mapping is this one's, and nothing refers to bytes in it.
+        unsafe { mprotect(self.base, self.len, ProtFlags::PROT_READ) }.context("protect a mapping")
     }
 }
 
@@ -67,33 +100,23 @@ impl Drop for Mapped {
     }
 }
 
-/// A mapped memory file that the device reads.
+/// A mapping that the device reads.
 #[derive(Debug)]
 pub(crate) struct Registered {
     /// Where the device finds it.
     pub(crate) address: u64,
-    /// Ends before the mapping.
-    _kept: Kept,
-    map: Mapped,
-}
-
-#[derive(Debug)]
-#[expect(dead_code, reason = "they are kept, and dropped")]
-enum Kept {
-    ReadOnly(Registration),
-    Writable(Writable),
+    /// Ends before the mapping; none of pageable memory.
+    _kept: Option<Registration>,
+    pub(crate) map: Mapped,
 }
 
 impl Registered {
-    /// Registers a mapping.
-    pub(crate) fn new(bench: &Bench, map: Mapped) -> Result<Self> {
-        if map.is_writable {
-            let (kept, address) = Writable::new(bench, &map)?;
-            return Ok(Self { address, _kept: Kept::Writable(kept), map });
-        }
-        // SAFETY: the range is mapped, and stays so until `_kept`, which is dropped before `map`, is gone.
-        let registration = unsafe { Registration::new(&bench.device, map.base, map.len) }?;
-        Ok(Self { address: registration.address(&bench.device)?, _kept: Kept::ReadOnly(registration), map })
+    /// Registers a mapping, whatever the device's attributes are.
+    pub(crate) fn attempt(bench: &Bench, map: Mapped, is_read_only: bool) -> Result<Self, GpuError> {
+        // SAFETY: the range is mapped, and stays so until `_kept`, which is dropped before `map`, is gone; kernels of
+        // this program only read it.
+        let kept = unsafe { Registration::attempt(&bench.device, map.base, map.len, is_read_only) }?;
+        Ok(Self { address: kept.address(&bench.device)?, _kept: Some(kept), map })
     }
 
     pub(crate) const fn len(&self) -> u64 {
@@ -101,61 +124,37 @@ impl Registered {
     }
 }
 
-/// A registration by cudarc, of memory that the process may write: TierPack itself has no use for it.
-#[derive(Debug)]
-struct Writable {
-    device: Arc<Device>,
-    base: NonNull<c_void>,
-}
-
-impl Writable {
-    /// Registers a mapping, which is unmapped after this is dropped; gives where the device finds it.
-    fn new(bench: &Bench, map: &Mapped) -> Result<(Self, u64)> {
-        let _entered = bench.device.enter()?;
-        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: the range is mapped; the context is current.
-        unsafe { sys::cuMemHostRegister_v2(map.base.as_ptr(), map.len, flags) }.result()?;
-        let this = Self { device: Arc::clone(&bench.device), base: map.base };
-        let mut address = 0;
-        // SAFETY: the address is written; the range is registered.
-        unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, map.base.as_ptr(), 0) }.result()?;
-        Ok((this, address))
-    }
-}
-
-impl Drop for Writable {
-    fn drop(&mut self) {
-        let _entered = self.device.enter();
-        // SAFETY: registered by `new`, unregistered once, and still mapped.
-        let ended = unsafe { sys::cuMemHostUnregister(self.base.as_ptr()) };
-        // There is nobody to tell: the process ends soon.
-        let _ = ended;
-    }
-}
-
-/// How segments of this process can be registered.
+/// How the device reaches segments of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
+    Pageable,
     ReadOnly,
     Writable,
 }
 
 impl Way {
-    /// The way that works: that of the pool, or else the other one.
+    /// The way that was asked for, or else one that works: that of the pool, or that of writable memory.
     pub(crate) fn find(bench: &Bench) -> Result<Self> {
-        let map = Mapped::new(&[0; 1 << 12], false)?;
-        match Registered::new(bench, map) {
-            Ok(_) => Ok(Self::ReadOnly),
-            Err(error) if error.downcast_ref::<GpuError>().is_some_and(|error| !error.is_lost()) => {
-                Ok(Self::Writable)
-            }
-            Err(error) => Err(error),
+        match bench.access {
+            Some(Access::Ats) if bench.device.facts().reads_pageable => return Ok(Self::Pageable),
+            Some(Access::Ats) => bail!("the device cannot read pageable memory (attribute 88 is 0)"),
+            Some(Access::Registered | Access::Staged) | None => {}
+        }
+        let answer = match bench.device.facts().cannot_register() {
+            None => Registered::attempt(bench, Mapped::new(&[0; 1 << 12], Kind::Sealed)?, true).map(drop),
+            Some(reason) => Err(GpuError::NoAccess { asked: "registered", reason: reason.to_owned() }),
+        };
+        match answer {
+            Ok(()) => Ok(Self::ReadOnly),
+            Err(error) if error.is_lost() || bench.access == Some(Access::Registered) => Err(error.into()),
+            Err(_) => Ok(Self::Writable),
         }
     }
 
     /// What a row says about it.
     pub(crate) const fn note(self) -> &'static str {
         match self {
+            Self::Pageable => "read as pageable memory, mapped as the pool",
             Self::ReadOnly => "registered read-only, as the pool",
             Self::Writable => {
                 "registered writable, since the device registers no read-only memory, which the pool is"
@@ -163,14 +162,24 @@ impl Way {
         }
     }
 
-    /// A segment with these bytes.
-    pub(crate) fn map(self, bytes: &[u8]) -> Result<Mapped> {
-        Mapped::new(bytes, self == Self::Writable)
+    /// A segment with these bytes, which the device reads.
+    pub(crate) fn map(self, bench: &Bench, bytes: &[u8]) -> Result<Registered> {
+        let kind = if self == Self::Writable { Kind::Writable } else { Kind::Sealed };
+        self.register(bench, Mapped::new(bytes, kind)?)
     }
 
-    /// Bytes of zeros.
+    /// Registers a mapping of [`Way::map_zeros`], where that is the way.
+    pub(crate) fn register(self, bench: &Bench, map: Mapped) -> Result<Registered> {
+        match self {
+            Self::Pageable => Ok(Registered { address: map.address(), _kept: None, map }),
+            Self::ReadOnly | Self::Writable => Ok(Registered::attempt(bench, map, self == Self::ReadOnly)?),
+        }
+    }
+
+    /// A mapping of that many bytes.
     pub(crate) fn map_zeros(self, len: u64) -> Result<Mapped> {
+        let kind = if self == Self::Writable { Kind::Writable } else { Kind::Sealed };
         // Written, so that the pages are there.
-        self.map(&vec![1; index(len)])
+        Mapped::new(&vec![1; index(len)], kind)
     }
 }

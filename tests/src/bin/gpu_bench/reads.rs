@@ -1,11 +1,11 @@
 //! Whole reads as a program has them: a daemon, a client, tensors to the GPU.
 
 use anyhow::{Context as _, Result, ensure};
-use tierpack_client::{AccessChoice, CodecChoice, CodecId, Gpu, GpuConfig, PutOptions};
+use tierpack_client::{CacheConfig, CodecChoice, CodecId, Gpu, GpuConfig, Handle, PutOptions};
 use tierpack_tests::Daemon;
 
 use crate::decode;
-use crate::device::Bench;
+use crate::device::{Access, Bench};
 use crate::report::Report;
 use crate::timing::{Effort, gib_per_s};
 use crate::work::Work;
@@ -13,12 +13,16 @@ use crate::work::Work;
 /// The program, beside this one.
 const PROGRAM: &str = "tierpack-under-test";
 const CODECS: [CodecId; 3] = [CodecId::Raw, CodecId::Ibp, CodecId::Planes3];
-const ACCESSES: [AccessChoice; 2] = [AccessChoice::Registered, AccessChoice::Staged];
+const ACCESSES: [Access; 3] = [Access::Ats, Access::Registered, Access::Staged];
+
+/// Rows of a small gather, and a prime that lies between them.
+const FEW: u64 = 64;
+const STEP: u64 = 7919;
 
 /// Raw bytes of a tensor.
 const RAW_BYTES: u64 = 256 << 20;
 
-pub(crate) fn run(_bench: &Bench, effort: Effort, report: &mut Report) -> Result<()> {
+pub(crate) fn run(bench: &Bench, effort: Effort, report: &mut Report) -> Result<()> {
     let folder = std::env::current_exe()?.parent().context("a program lies in a folder")?.to_owned();
     let program = folder.join(PROGRAM).into_os_string().into_string().ok().context("a path in UTF-8")?;
     let pool = effort.of("64MiB", "1GiB");
@@ -31,9 +35,9 @@ pub(crate) fn run(_bench: &Bench, effort: Effort, report: &mut Report) -> Result
         let shape = [work.geometry.n_rows(), decode::COLUMNS];
         client.put_with("bench", work.geometry.dtype(), &shape, &mut &raw[..], &options)?;
         let handle = client.open("bench")?;
-        for access in ACCESSES {
+        for access in ACCESSES.into_iter().filter(|access| bench.access.is_none_or(|only| only == *access)) {
             let name = format!("get_to_device {codec}, {}", access.name());
-            let gpu = match Gpu::open(&GpuConfig::new().access(access)) {
+            let gpu = match Gpu::open(&GpuConfig::new().access(access.choice())) {
                 Ok(gpu) => gpu,
                 Err(error) => {
                     report.missing(&name, "GiB/s", &error.to_string())?;
@@ -50,7 +54,22 @@ pub(crate) fn run(_bench: &Bench, effort: Effort, report: &mut Report) -> Result
             let note =
                 format!("ratio {:.3}, into memory that is there, one read after the other", work.ratio());
             report.row(&name, gib_per_s(raw.len() as u64, seconds), "GiB/s", &note)?;
+            let seconds = small_gather(&handle, &gpu, &work, effort)?;
+            let name = format!("gather of {FEW} rows {codec}, {}", access.name());
+            report.row(&name, seconds * 1e6, "us", "2 KiB rows, no cache, each waited for")?;
         }
     }
     Ok(())
+}
+
+/// Seconds of a gather that is too small for the bus to matter; its rows are compared before.
+fn small_gather(handle: &Handle, gpu: &Gpu, work: &Work, effort: Effort) -> Result<f64> {
+    let device = handle.on_device(gpu, CacheConfig::new(0))?;
+    let ids: Vec<u64> = (0..FEW).map(|n| n * STEP % work.geometry.n_rows()).collect();
+    let wanted: Vec<u8> = ids.iter().flat_map(|&id| work.row(id)).copied().collect();
+    let ids = gpu.ids(&ids)?;
+    let mut rows = device.output(FEW)?;
+    device.gather_into(&ids, &mut rows)?.wait()?;
+    ensure!(rows.to_host()? == wanted, "a gather of {FEW} rows: other bytes than were put");
+    effort.seconds(|| Ok(device.gather_into(&ids, &mut rows)?.wait().map(drop)?), || Ok(()))
 }

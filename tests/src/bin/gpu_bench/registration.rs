@@ -16,7 +16,7 @@ pub(crate) fn run(bench: &Bench, effort: Effort, report: &mut Report) -> Result<
     let (count, len) = effort.of((2, 1 << 20), (SEGMENTS, SEGMENT_BYTES));
     let maps = (0..count).map(|_| way.map_zeros(len)).collect::<Result<Vec<_>>>()?;
     let start = Instant::now();
-    let registered = maps.into_iter().map(|map| Registered::new(bench, map)).collect::<Result<Vec<_>>>()?;
+    let registered = maps.into_iter().map(|map| way.register(bench, map)).collect::<Result<Vec<_>>>()?;
     let registering = start.elapsed().as_secs_f64();
     let bytes: u64 = registered.iter().map(Registered::len).sum();
     let start = Instant::now();

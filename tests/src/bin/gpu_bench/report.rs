@@ -5,7 +5,9 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use serde_json::json;
+use serde_json::{Value, json};
+
+use crate::device::Access;
 
 /// Where rows go.
 #[derive(Debug)]
@@ -13,39 +15,54 @@ pub(crate) struct Report {
     json: Option<File>,
     /// What makes every figure of this run worthless as one of a GPU.
     caveat: Option<&'static str>,
+    /// The access mode that all rows are of, if they are of one.
+    access: Option<Access>,
 }
 
 impl Report {
     /// Rows go to standard output, and as JSON to the end of this file.
-    pub(crate) fn new(json: Option<&Path>, caveat: Option<&'static str>) -> Result<Self> {
+    pub(crate) fn new(
+        json: Option<&Path>,
+        caveat: Option<&'static str>,
+        access: Option<Access>,
+    ) -> Result<Self> {
         let open = |path: &Path| {
             let file = OpenOptions::new().create(true).append(true).open(path);
             file.with_context(|| format!("open {}", path.display()))
         };
-        Ok(Self { json: json.map(open).transpose()?, caveat })
+        Ok(Self { json: json.map(open).transpose()?, caveat, access })
     }
 
     /// A figure, and what is to be known about it.
     pub(crate) fn row(&mut self, name: &str, value: f64, unit: &str, note: &str) -> Result<()> {
-        let note = match self.caveat {
-            Some(caveat) if note.is_empty() => caveat.to_owned(),
-            Some(caveat) => format!("{caveat}; {note}"),
-            None => note.to_owned(),
-        };
-        self.write(name, Some(value), unit, &note)
+        let note = self.with_caveat(note);
+        self.write(name, &shown(value), &json!(value), unit, &note)
+    }
+
+    /// Whether something is so, and what is to be known about it.
+    pub(crate) fn fact(&mut self, name: &str, is_so: bool, note: &str) -> Result<()> {
+        let note = self.with_caveat(note);
+        self.write(name, if is_so { "yes" } else { "no" }, &json!(is_so), "", &note)
     }
 
     /// A figure that there is not, and why.
     pub(crate) fn missing(&mut self, name: &str, unit: &str, why: &str) -> Result<()> {
-        self.write(name, None, unit, &format!("not measured: {why}"))
+        self.write(name, "-", &Value::Null, unit, &format!("not measured: {why}"))
     }
 
-    fn write(&mut self, name: &str, value: Option<f64>, unit: &str, note: &str) -> Result<()> {
-        let figure = value.map_or_else(|| "-".to_owned(), shown);
+    fn with_caveat(&self, note: &str) -> String {
+        let access = self.access.map(|access| format!("access {}", access.name()));
+        let parts = [self.caveat, access.as_deref(), Some(note)];
+        let parts: Vec<_> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
+        parts.join("; ")
+    }
+
+    fn write(&mut self, name: &str, figure: &str, value: &Value, unit: &str, note: &str) -> Result<()> {
         let mut out = std::io::stdout().lock();
         writeln!(out, "{name:<58} {figure:>10} {unit:<9} {note}").context("write to standard output")?;
         if let Some(file) = &mut self.json {
-            let row = json!({ "name": name, "unit": unit, "value": value, "note": note });
+            let access = self.access.map(Access::name);
+            let row = json!({ "name": name, "unit": unit, "value": value, "access": access, "note": note });
             writeln!(file, "{row}").context("write the file of --json")?;
         }
         Ok(())
