@@ -28,6 +28,8 @@ mod hold;
 mod latency;
 #[path = "test_client/put_loop.rs"]
 mod put_loop;
+#[path = "test_client/take.rs"]
+mod take;
 #[path = "test_client/update.rs"]
 mod update;
 
@@ -60,6 +62,8 @@ enum Role {
     Update(update::Args),
     /// Asks for everything of one namespace.
     Demand(demand::Args),
+    /// Takes what all users share until it is refused.
+    Take(take::Args),
     /// Reaches fault points.
     Fault(fault::Args),
     /// Forks.
@@ -79,6 +83,7 @@ fn main() -> Result<()> {
         Role::Churn(args) => churn::run(socket, args),
         Role::Update(args) => update::run(socket, args),
         Role::Demand(args) => demand::run(socket, args),
+        Role::Take(args) => take::run(socket, args),
         Role::Fault(args) => fault::run(socket, args),
         Role::Fork(args) => fork::run(socket, args),
     }

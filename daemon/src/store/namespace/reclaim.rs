@@ -9,8 +9,9 @@ use tierpack_shm::message::{ErrorCode, Refusal};
 use tierpack_shm::types::{Extent, SlotIdx, index};
 
 use super::{Inner, Key, Namespace, Tensor};
-use crate::store::Outcome;
+use crate::store::budget::Charge;
 use crate::store::content::{Leftover, RetiredIndex};
+use crate::store::{Outcome, heap};
 
 /// Memory that was retired in one step.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(super) struct Retired {
     slot: Option<Slot>,
     /// Free again once they are dropped.
     indexes: Vec<RetiredIndex>,
+    /// The heap that all this takes.
+    charge: Charge,
 }
 
 impl Retired {
@@ -78,6 +81,8 @@ impl Namespace {
             }
             reach(Point::BeforeFree);
             drop(retired.indexes);
+            drop(retired.charge);
+            inner.held_bytes -= retired.data.iter().map(Extent::len_bytes).sum::<u64>();
             retired.data.into_iter().for_each(|extent| inner.data.free(extent));
             retired.directory.into_iter().for_each(|extent| inner.directory.pool_mut().free(extent));
             retired.slot.into_iter().for_each(|slot| inner.directory.give_slot(slot));
@@ -90,22 +95,25 @@ impl Namespace {
 impl Inner {
     /// Bytes that are retired and not free yet.
     pub(super) fn held_bytes(&self) -> u64 {
-        self.retired.iter().map(Retired::data_bytes).sum()
+        self.held_bytes
     }
 
     /// Hides a tensor; its memory is freed when no lease covers it.
-    pub(super) fn retire(&mut self, tensor: Tensor) -> Outcome<()> {
+    pub(super) fn retire(&mut self, tensor: Box<Tensor>) -> Outcome<()> {
         self.stored_bytes -= tensor.content.sums.stored_bytes;
         self.directory.unpublish(&tensor.slot).expect("the slot came from this directory");
         let stamp = self.step()?;
+        let Tensor { content, slot, table, generations, charge, .. } = *tensor;
+        self.held_bytes += content.sums.stored_bytes;
         self.retired.push_back(Retired {
             stamp,
             since: Instant::now(),
-            slot_idx: tensor.slot.idx(),
-            data: tensor.content.into_extents().collect(),
-            directory: vec![tensor.table, tensor.generations],
-            slot: Some(tensor.slot),
+            slot_idx: slot.idx(),
+            data: content.into_extents().collect(),
+            directory: vec![table, generations],
+            slot: Some(slot),
             indexes: Vec::new(),
+            charge,
         });
         Ok(())
     }
@@ -118,6 +126,9 @@ impl Inner {
         }
         let (stamp, since) = (self.step()?, Instant::now());
         let has_index = !indexes.is_empty();
+        self.held_bytes += data.iter().map(Extent::len_bytes).sum::<u64>();
+        // It cannot be refused: the words are stored already. Updates look for room before they begin.
+        let charge = self.budget.charge_anyway(&self.heap, heap::of_retired(data.len()));
         self.retired.push_back(Retired {
             stamp,
             since,
@@ -126,6 +137,7 @@ impl Inner {
             directory: Vec::new(),
             slot: None,
             indexes,
+            charge,
         });
         if has_index {
             reach(Point::IndexRetired);
