@@ -25,6 +25,8 @@ struct Taken {
     locked: u64,
     /// Bytes of the daemon's heap that tensors, names and puts are charged with.
     heap: u64,
+    /// The most that it was since the allocator was last asked to return memory.
+    heap_peak: u64,
 }
 
 /// Bytes promised to puts under way.
@@ -32,6 +34,13 @@ struct Taken {
 struct Reserved {
     all: u64,
     by_user: BTreeMap<u32, u64>,
+}
+
+impl Taken {
+    fn charge(&mut self, len: u64) {
+        self.heap += len;
+        self.heap_peak = self.heap_peak.max(self.heap);
+    }
 }
 
 /// What `--pool-size` allows and what is taken of it.
@@ -92,14 +101,14 @@ impl Budget {
         let mut taken = self.taken.lock();
         let total = (taken.segments + taken.heap).checked_add(len)?;
         (total <= self.size).then(|| {
-            taken.heap += len;
+            taken.charge(len);
             self.charged(of, len)
         })
     }
 
     /// As [`Budget::charge`], beyond the budget if it must be: for what cannot be refused any more.
     pub(crate) fn charge_anyway(self: &Arc<Self>, of: &Arc<AtomicU64>, len: u64) -> Charge {
-        self.taken.lock().heap += len;
+        self.taken.lock().charge(len);
         self.charged(of, len)
     }
 
@@ -107,6 +116,16 @@ impl Budget {
         // Relaxed: a sum for comparisons and for people.
         of.fetch_add(len, Ordering::Relaxed);
         Charge { len, budget: Arc::clone(self), of: Arc::clone(of) }
+    }
+
+    /// Whether it is `enough` how far the heap has fallen from its peak; then the peak is what it is now.
+    pub(super) fn heap_fallen(&self, enough: impl FnOnce(u64) -> bool) -> bool {
+        let mut taken = self.taken.lock();
+        let is_enough = enough(taken.heap_peak - taken.heap);
+        if is_enough {
+            taken.heap_peak = taken.heap;
+        }
+        is_enough
     }
 
     /// Bytes of heap that are charged.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::directory::{Directory, Slot, SlotFields};
 use tierpack_shm::faults::{Point, reach};
-use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, slot, table};
+use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, page, slot, table};
 use tierpack_shm::message::{Entry, ErrorCode, RefitState, Refusal, SegmentId};
 use tierpack_shm::page::{ClientPage, NamespaceId};
 use tierpack_shm::pool::{Fresh, Pool};
@@ -17,11 +17,11 @@ use tierpack_shm::segment::{Segment, SegmentKind};
 use tierpack_shm::stats::NamespaceStats;
 use tierpack_shm::types::{BlockWord, Extent, UNIT_BYTES};
 
-use super::Outcome;
 use super::access::Access;
 use super::budget::{Budget, Charge};
 use super::content::{Content, StoredMetadata};
 use super::file_metadata::SharedText;
+use super::{Outcome, heap};
 
 mod admin;
 mod blocks;
@@ -64,6 +64,8 @@ pub(super) struct Inner {
     was_published: bool,
     /// The client pages of all sessions that are attached, until the kernel reports them gone.
     pages: Vec<(u64, Arc<ClientPage>)>,
+    /// What those pages take of the pool: it is not the namespace's, since its owner does not choose who attaches.
+    page_charges: HashMap<u64, Charge>,
     /// Puts under way.
     puts: u64,
     /// Whether something was allocated since the background thread last looked.
@@ -123,6 +125,7 @@ impl Namespace {
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
             was_published: false,
             pages: Vec::new(),
+            page_charges: HashMap::new(),
             puts: 0,
             was_used: false,
             is_removed: false,
@@ -329,13 +332,17 @@ impl Namespace {
     /// Counts a session in: from now on its leases hold memory. Gives what it must map.
     pub(crate) fn attach(&self, session: u64, page: Arc<ClientPage>) -> Vec<(SegmentId, Arc<Segment>)> {
         let mut inner = self.inner.lock();
+        let charge = inner.budget.charge_anyway(&Arc::default(), page::BYTES + heap::ATTACHMENT_BYTES);
+        inner.page_charges.insert(session, charge);
         inner.pages.push((session, page));
         inner.present_segments()
     }
 
     /// Counts a session out: the kernel has reported it gone, and its leases with it.
     pub(crate) fn detach(&self, session: u64) {
-        self.inner.lock().pages.retain(|(attached, _)| *attached != session);
+        let mut inner = self.inner.lock();
+        inner.pages.retain(|(attached, _)| *attached != session);
+        inner.page_charges.remove(&session);
     }
 
     pub(crate) fn stats(&self) -> NamespaceStats {

@@ -138,7 +138,9 @@ impl Transfers {
         let at_least = n_blocks.saturating_mul(UNIT_BYTES).saturating_add(table_bytes(n_blocks));
         let (place, at_least) = (Place::Tensor(&begin.name), at_least.saturating_add(heap_bytes));
         store.within_quota(&namespace, |namespace| namespace.check_quota(place, at_least))?;
-        let file_metadata = file_metadata.map(|text| store.file_metadata.intern(text)).transpose()?;
+        let charge_text = |len| store.charge(&Arc::default(), user, len);
+        let file_metadata =
+            file_metadata.map(|text| store.file_metadata.intern(text, user, charge_text)).transpose()?;
         // Before what it stands for is allocated.
         let charge = store.charge(&namespace.heap, user, heap_bytes)?;
         let progress = Progress {

@@ -33,6 +33,8 @@ enum What {
     Puts,
     /// Namespaces.
     Namespaces,
+    /// Namespaces that are removed while this peer maps them.
+    Ghosts,
     /// Committed puts with file metadata of 16 MiB each.
     Texts,
 }
@@ -52,6 +54,16 @@ fn take(peer: &mut Peer, args: &Args, number: u64) -> Result<Result<Reply, Refus
         What::Namespaces => {
             let namespace = format!("{}{number}", args.namespace);
             peer.request(Request::NamespaceCreate { namespace, change: NamespaceChange::default() }, &[])
+        }
+        What::Ghosts => {
+            let namespace = format!("{}{number}", args.namespace);
+            let create =
+                Request::NamespaceCreate { namespace: namespace.clone(), change: NamespaceChange::default() };
+            if let Err(refusal) = peer.request(create, &[]) {
+                return Ok(Err(refusal));
+            }
+            drop(peer.attach(&namespace));
+            peer.request(Request::NamespaceRemove { namespace, with_tensors: false }, &[])
         }
         What::Texts => {
             let text = text(number);
