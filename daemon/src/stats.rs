@@ -205,6 +205,7 @@ impl Board {
         pool.stored_bytes = sum(|namespace| namespace.stored_bytes);
         pool.reserved_bytes = self.store.budget.reserved();
         pool.held_bytes = sum(|namespace| namespace.held_bytes);
+        pool.heap_bytes = self.store.budget.heap();
         pool.max_held_bytes = self.store.max_held_bytes;
         pool.locked_bytes = locked;
         pool.lock = match self.lock {

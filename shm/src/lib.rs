@@ -38,6 +38,8 @@ pub mod faults;
 #[cfg(not(loom))]
 pub mod fork;
 #[cfg(not(loom))]
+pub mod heap;
+#[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]
 mod mapping;

@@ -20,6 +20,7 @@ pub struct Pool {
     /// Indexes that no client maps any more, or that were never used.
     vacant: Vec<usize>,
     extents: Extents,
+    segment_bytes: u64,
 }
 
 /// An extent that nobody else sees yet.
@@ -82,6 +83,7 @@ impl Pool {
     /// When a segment is there.
     pub fn add(&mut self, segment_idx: usize, segment: Arc<Segment>, reserved: u64) {
         self.extents.add_segment(segment_idx, reserved, segment.len());
+        self.segment_bytes += segment.len();
         let earlier = self.segments[segment_idx].replace(segment);
         assert!(earlier.is_none(), "segment index {segment_idx} is vacant");
     }
@@ -91,7 +93,9 @@ impl Pool {
         if !self.extents.remove_segment_if_free(segment_idx) {
             return None;
         }
-        self.segments[segment_idx].take()
+        let segment = self.segments[segment_idx].take()?;
+        self.segment_bytes -= segment.len();
+        Some(segment)
     }
 
     /// Makes an index reusable: no client maps the segment that had it.
@@ -154,7 +158,7 @@ impl Pool {
 
     /// Bytes of all segments.
     pub fn segment_bytes(&self) -> u64 {
-        self.segments().map(|(_, segment)| segment.len()).sum()
+        self.segment_bytes
     }
 
     /// The bytes of a published or frozen extent.

@@ -63,6 +63,8 @@ pub struct PoolStats {
     pub reserved_bytes: u64,
     /// Retired extents that a lease still holds, or that were not looked at yet.
     pub held_bytes: u64,
+    /// The daemon's heap for names, tensors and puts, by estimate: `size_bytes` bounds it and the segments together.
+    pub heap_bytes: u64,
     /// What `max_held_percent` allows of it before background work waits.
     pub max_held_bytes: u64,
     /// Page-locked bytes of segments.
@@ -89,6 +91,8 @@ pub struct NamespaceStats {
     pub directory_bytes: u64,
     /// Retired extents that a lease still holds, or that were not looked at yet.
     pub held_bytes: u64,
+    /// The daemon's heap for its names, tensors and puts, by estimate.
+    pub heap_bytes: u64,
     /// Bytes of its segments.
     pub segment_bytes: u64,
     /// Bytes of its data segments: what `used_bytes` is a part of.

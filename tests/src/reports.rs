@@ -66,3 +66,12 @@ pub struct DemandReport {
     /// Open descriptors and mappings of its process that are memory of a daemon.
     pub segments: usize,
 }
+
+/// What a peer took of what all users share.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TakeReport {
+    /// How many it was given.
+    pub taken: u64,
+    /// Why it was given no more; `None` when it had enough.
+    pub refusal: Option<String>,
+}

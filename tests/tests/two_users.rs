@@ -135,7 +135,7 @@ fn refuse_changes(machine: &Machine, file: &str, says: &[&str]) {
     machine.refused(USER, &["put", file, "--namespace", "private", "--overwrite"], says);
     machine.refused(USER, &["rm", "t", "--namespace", "private"], says);
     for change in [&["chmod", "private", "--mode", "0666"][..], &["rm", "private", "--force"]] {
-        machine.refused(USER, &[&["ns"], change].concat(), &["\"private\"", "user 1234", "of user 0"]);
+        machine.refused(USER, &[&["ns"], change].concat(), &["\"private\"", "user 1234", "may not change"]);
     }
 }
 
@@ -145,7 +145,7 @@ fn a_private_namespace_gives_others_nothing() {
     let (file, tensor) = machine.tensor_file(100);
     machine.daemon.run_ok(&["put", &file, "--namespace", "private"]);
     let used = machine.daemon.stats().pool.used_bytes;
-    let says = ["\"private\"", "owner 0", "group 0", "mode 0600", "user 1234", "ns chmod"];
+    let says = ["\"private\"", "user 1234", "ns chmod"];
     let out = machine.open.join("never.safetensors");
     let out = out.to_str().expect("a path of the test");
     machine.refused(USER, &["get", "t", "--namespace", "private", "-o", out], &says);
@@ -160,7 +160,10 @@ fn a_private_namespace_gives_others_nothing() {
 
     let report = machine.demand(USER, "private", &[]);
     assert_eq!((report.granted.len(), report.descriptors, report.segments), (0, 0, 0), "{report:?}");
-    report.refusals.iter().for_each(|refusal| assert_says(refusal, &says));
+    for refusal in &report.refusals {
+        assert_says(refusal, &says);
+        assert!(!refusal.contains("owner 0") && !refusal.contains("mode"), "it says whose it is: {refusal}");
+    }
     assert_eq!((machine.get(User(0, 0, &[]), "private"), machine.daemon.ls(&[]).len()), (tensor, 1));
     assert_eq!(machine.daemon.quiet().pool.used_bytes, used);
 }
@@ -183,7 +186,7 @@ fn a_mode_opens_a_namespace_for_reading_and_no_more() {
     assert!(report.segments >= 2, "{report:?}");
 
     machine.daemon.run_ok(&["ns", "chmod", "private", "--mode", "0600"]);
-    machine.refused(USER, &["verify", "t", "--namespace", "private"], &["may not read", "mode 0600"]);
+    machine.refused(USER, &["verify", "t", "--namespace", "private"], &["may not read"]);
     assert_eq!(machine.demand(USER, "private", &[]).segments, 0);
     machine.daemon.run_ok(&["ns", "chmod", "private", "--mode", "0666"]);
     machine.run_ok(USER, &["put", &file, "--namespace", "private", "--name", "other"]);
@@ -207,7 +210,7 @@ fn a_group_gets_what_the_group_may() {
     }
     for stranger in [USER, User(1235, 1234, &[7, 9])] {
         let verify = [&["verify"], &ns[..]].concat();
-        machine.refused(stranger, &verify, &["may not read", "group 1235", "mode 0640"]);
+        machine.refused(stranger, &verify, &["may not read", "\"shared\""]);
         assert_eq!(machine.json(stranger, &["ls", "--json"]), Vec::<Value>::new());
     }
     machine.daemon.run_ok(&["ns", "chmod", "shared", "--mode", "0660"]);
@@ -227,7 +230,7 @@ fn users_have_namespaces_of_their_own_and_root_may_everything() {
         let all = machine.json(USER, &["ns", "ls", "--json"]);
         let entry = all.iter().find(|entry| entry["namespace"] == namespace).expect("it was made");
         assert_eq!((&entry["uid"], &entry["mode"]), (&1234.into(), &mode.into()));
-        machine.refused(stranger, &["rm", "t", "--namespace", namespace], &[namespace, "owner 1234"]);
+        machine.refused(stranger, &["rm", "t", "--namespace", namespace], &[namespace, "may not write"]);
     }
     assert_eq!(machine.get(stranger, "made"), tensor);
     assert_eq!(machine.json(stranger, &["ls", "--json"]).len(), 1);
@@ -242,7 +245,7 @@ fn users_have_namespaces_of_their_own_and_root_may_everything() {
     machine.daemon.run_ok(&["put", &file, "--namespace", "put", "--overwrite"]);
     machine.daemon.run_ok(&["verify", "--namespace", "put"]);
     machine.daemon.run_ok(&["ns", "chmod", "put", "--owner", "4321", "--group", "4321"]);
-    machine.refused(USER, &["verify", "--namespace", "put"], &["owner 4321"]);
+    machine.refused(USER, &["verify", "--namespace", "put"], &["may not read"]);
     assert_eq!(machine.get(stranger, "put"), tensor);
     machine.daemon.run_ok(&["rm", "t", "--namespace", "put"]);
     machine.daemon.run_ok(&["ns", "rm", "put"]);
@@ -276,7 +279,7 @@ fn a_quota_refuses_with_its_numbers() {
 fn the_namespace_default_is_the_daemons_whoever_asks_first() {
     let Some(machine) = Machine::start(&["--admit", "everyone"]) else { return };
     let (file, _) = machine.tensor_file(10);
-    machine.refused(USER, &["put", &file], &["\"default\"", "owner 0", "mode 0600"]);
+    machine.refused(USER, &["put", &file], &["\"default\"", "user 1234", "may not"]);
     machine.refused(USER, &["ns", "create", "default"], &["\"default\"", "user 1234"]);
     assert_eq!(machine.json(USER, &["ns", "ls", "--json"]), Vec::<Value>::new());
     machine.daemon.run_ok(&["put", &file]);

@@ -153,7 +153,11 @@ impl Front {
         self.closer.close(uid, received.into_iter().chain([fd.into_inner()]));
     }
 
-    fn check(&self, fd: BorrowedFd<'_>, shares: &mut Shares) -> core::result::Result<(Peer, Caller), Refusal> {
+    fn check(
+        &self,
+        fd: BorrowedFd<'_>,
+        shares: &mut Shares,
+    ) -> core::result::Result<(Peer, Caller), Refusal> {
         // The kernel gives the lowest number that is free.
         if fd.as_raw_fd() >= self.reserved_from {
             return Err(Refusal::new(ErrorCode::Limit, NO_DESCRIPTOR));

@@ -39,6 +39,7 @@ fn state(stats: &Stats, text: &mut Text) {
         ("state=\"raw\"", pool.raw_bytes),
         ("state=\"reserved\"", pool.reserved_bytes),
         ("state=\"held\"", pool.held_bytes),
+        ("state=\"heap\"", pool.heap_bytes),
         ("state=\"max_held\"", pool.max_held_bytes),
         ("state=\"locked\"", pool.locked_bytes),
         ("state=\"returning\"", pool.returning_bytes),

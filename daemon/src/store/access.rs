@@ -83,10 +83,15 @@ impl Access {
             return Ok(());
         }
         let verb = if right == Right::Read { "read" } else { "write" };
+        // Who may not read it learns no more of it.
+        let access = if self.allows(caller, Right::Read) {
+            format!(" (owner {}, group {}, mode {:04o})", self.uid, self.gid, self.mode)
+        } else {
+            String::new()
+        };
         let text = format!(
-            "user {} may not {verb} namespace {namespace:?} (owner {}, group {}, mode {:04o}): ask its owner for \
-             `tierpack ns chmod`",
-            caller.uid, self.uid, self.gid, self.mode
+            "user {} may not {verb} namespace {namespace:?}{access}: ask its owner for `tierpack ns chmod`",
+            caller.uid
         );
         Err(Refusal::new(ErrorCode::Denied, text))
     }
@@ -96,7 +101,9 @@ impl Access {
         if caller.is_operator || caller.uid == self.uid && caller.uid != OVERFLOW_ID {
             return Ok(());
         }
-        let text = format!("user {} may not change namespace {namespace:?} of user {}", caller.uid, self.uid);
+        let owner =
+            if self.allows(caller, Right::Read) { format!(" of user {}", self.uid) } else { String::new() };
+        let text = format!("user {} may not change namespace {namespace:?}{owner}", caller.uid);
         Err(Refusal::new(ErrorCode::Denied, text))
     }
 

@@ -12,10 +12,12 @@ use tierpack_shm::page::NamespaceId;
 
 use super::access::{Access, Caller, check_mode};
 use super::namespace::Namespace;
-use super::{Outcome, Store};
+use super::shares::{Limit, User};
+use super::{Outcome, Store, heap};
 
-/// Namespaces of one daemon: each costs a directory segment.
-const MAX_NAMESPACES: usize = 4096;
+/// Namespaces of one daemon, the removed ones that somebody still maps included: each costs a directory segment.
+const LIMIT: Limit =
+    Limit { what: "namespaces, removed ones that are still mapped included,", all: 4096, reserve: 64 };
 /// The namespace that belongs to the daemon's owner.
 const DEFAULT: &str = "default";
 
@@ -25,7 +27,7 @@ impl Store {
         if let Some(found) = self.namespaces.read().get(name) {
             return Ok(Arc::clone(found));
         }
-        self.make(name, self.first_access(name, caller)).map(|(namespace, _)| namespace)
+        self.make(name, self.first_access(name, caller), caller.into()).map(|(namespace, _)| namespace)
     }
 
     /// What a namespace starts with: it is the caller's, but `default` is the daemon's, whoever comes first.
@@ -35,18 +37,12 @@ impl Store {
     }
 
     /// Makes a namespace, unless another request was first; says whether it did.
-    fn make(&self, name: &str, access: Access) -> Outcome<(Arc<Namespace>, bool)> {
+    fn make(&self, name: &str, access: Access, user: User) -> Outcome<(Arc<Namespace>, bool)> {
         check_name(name)?;
-        let removed = self.removed.lock().len();
-        if self.namespaces.read().len() + removed >= MAX_NAMESPACES {
-            let text = format!(
-                "namespace {name:?} would be one more than the limit of {MAX_NAMESPACES}, {removed} removed ones that \
-                 clients still map included"
-            );
-            return Err(Refusal::new(ErrorCode::Limit, text));
-        }
+        self.check_namespaces(user)?;
+        let charge = self.charge(&Arc::default(), user, heap::of_namespace(name))?;
         let segment =
-            self.budgeted_segment(MIN_SEGMENT_BYTES).ok_or_else(|| self.full(MIN_SEGMENT_BYTES))??;
+            self.budgeted_segment(MIN_SEGMENT_BYTES).ok_or_else(|| self.full(user, MIN_SEGMENT_BYTES))??;
         let mut namespaces = self.namespaces.write();
         if let Some(found) = namespaces.get(name) {
             self.budget.start_return(segment.len());
@@ -57,10 +53,24 @@ impl Store {
         let number = self.next_namespace.fetch_add(1, Ordering::Relaxed);
         let id = NamespaceId { instance: self.instance, namespace: number };
         let header = (segment, self.next_serial());
-        let made = Namespace::new(id, name.to_owned(), access, header, &self.retiring);
+        let budget = Arc::clone(&self.budget);
+        let made = Namespace::new(id, name.to_owned(), access, header, (budget, charge), &self.retiring);
         namespaces.insert(name.to_owned(), Arc::clone(&made));
         tracing::info!(namespace = name, uid = access.uid, "namespace made");
         Ok((made, true))
+    }
+
+    /// Refuses one more namespace beyond the limit or a user's share of it.
+    ///
+    /// Requests side by side may each pass it with the last one: that many more there can be.
+    fn check_namespaces(&self, user: User) -> Outcome<()> {
+        let (mut own, mut all) = (0, 0);
+        self.each_namespace(|namespace| {
+            all += 1;
+            // Relaxed: a number for a comparison.
+            own += usize::from(namespace.owner.load(Ordering::Relaxed) == user.uid);
+        });
+        LIMIT.check(user, own, all)
     }
 
     pub(crate) fn create_namespace(
@@ -72,7 +82,7 @@ impl Store {
         let mut access = self.first_access(name, caller);
         access.check_owner(name, caller)?;
         apply(&mut access, name, caller, change)?;
-        match self.make(name, access)? {
+        match self.make(name, access, caller.into())? {
             (namespace, true) => {
                 namespace.keep();
                 Ok(())

@@ -18,6 +18,7 @@ use tierpack_shm::message::{ErrorCode, RefitState, Refusal};
 use tierpack_shm::stats::BackgroundStats;
 
 use super::compact::{Compaction, Progress};
+use super::heap::Trimmer;
 use super::namespace::{Due, Namespace, Target};
 use super::refit::{RefitTask, end_refit};
 use super::update::Workspace;
@@ -110,6 +111,7 @@ impl BackgroundThread {
             jobs: VecDeque::new(),
             compaction: None,
             workspace: Workspace::default(),
+            trimmer: Trimmer::default(),
             debt: Duration::ZERO,
         };
         let run = move || {
@@ -173,6 +175,7 @@ struct Background {
     /// The segment that is being emptied: one at a time.
     compaction: Option<Compaction>,
     workspace: Workspace,
+    trimmer: Trimmer,
     /// Time that it has yet to sleep for what it has worked.
     debt: Duration,
 }
@@ -258,6 +261,7 @@ impl Background {
     /// Looks for memory that could return to the system.
     fn look_for_room(&mut self) {
         self.store.trim_resting();
+        self.trimmer.look(&self.store.budget);
         if self.compaction.is_none() && !self.is_held() {
             let namespaces = self.store.namespaces();
             self.compaction = namespaces.iter().find_map(|namespace| self.store.compaction(namespace));

@@ -1,12 +1,21 @@
-//! The budget: how many bytes of segments there may be, and how many there are.
+//! The budget: how many bytes of segments and of the daemon's heap there may be, and how many there are.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::shares::User;
+use crate::size::MIB;
+
 /// How long all but one wait for returning segments: clients unmap at once, and workers must stay free when one does not.
 const SHORT_WAIT: Duration = Duration::from_millis(200);
+/// Segments leave one part in so many of the pool to the heap, so that a pool full of bytes still has room for a name.
+const HEAP_SHARE: u64 = 128;
+/// They leave no more than this.
+const MAX_HEAP_FLOOR: u64 = 64 * MIB;
 
 #[derive(Debug, Default)]
 struct Taken {
@@ -20,6 +29,24 @@ struct Taken {
     is_stopped: bool,
     /// Who waits for a return.
     waiting: usize,
+    /// Bytes of the daemon's heap that tensors, names and puts are charged with.
+    heap: u64,
+    /// The most that it was since the allocator was last asked to return memory.
+    heap_peak: u64,
+}
+
+/// Bytes promised to puts under way.
+#[derive(Debug, Default)]
+struct Reserved {
+    all: u64,
+    by_user: BTreeMap<u32, u64>,
+}
+
+impl Taken {
+    fn charge(&mut self, len: u64) {
+        self.heap += len;
+        self.heap_peak = self.heap_peak.max(self.heap);
+    }
 }
 
 /// What `--pool-size` allows and what is taken of it.
@@ -28,8 +55,7 @@ pub(crate) struct Budget {
     size: u64,
     taken: Mutex<Taken>,
     returned: Condvar,
-    /// Bytes promised to puts under way.
-    reserved: AtomicU64,
+    reserved: Mutex<Reserved>,
     warned_unlocked: AtomicBool,
 }
 
@@ -39,7 +65,7 @@ impl Budget {
             size,
             taken: Mutex::default(),
             returned: Condvar::new(),
-            reserved: AtomicU64::new(0),
+            reserved: Mutex::default(),
             warned_unlocked: AtomicBool::new(false),
         }
     }
@@ -51,7 +77,8 @@ impl Budget {
     /// Takes `len` bytes if they are left.
     pub(crate) fn take(&self, len: u64) -> bool {
         let mut taken = self.taken.lock();
-        let fits = taken.segments.checked_add(len).is_some_and(|total| total <= self.size);
+        let others = taken.segments + taken.heap.max(self.heap_floor());
+        let fits = others.checked_add(len).is_some_and(|total| total <= self.size);
         if fits {
             taken.segments += len;
         }
@@ -64,8 +91,52 @@ impl Budget {
         self.returned.notify_all();
     }
 
+    /// What is left for segments.
     pub(crate) fn left(&self) -> u64 {
-        self.size - self.taken.lock().segments
+        let taken = self.taken.lock();
+        self.size.saturating_sub(taken.segments + taken.heap.max(self.heap_floor()))
+    }
+
+    /// What segments leave to the heap even while it needs less.
+    pub(crate) fn heap_floor(&self) -> u64 {
+        (self.size / HEAP_SHARE).min(MAX_HEAP_FLOOR)
+    }
+
+    /// Charges `len` bytes of heap to a namespace, whose sum is `of`; `None` when the budget does not have them.
+    pub(crate) fn charge(self: &Arc<Self>, of: &Arc<AtomicU64>, len: u64) -> Option<Charge> {
+        let mut taken = self.taken.lock();
+        let total = (taken.segments + taken.heap).checked_add(len)?;
+        (total <= self.size).then(|| {
+            taken.charge(len);
+            self.charged(of, len)
+        })
+    }
+
+    /// As [`Budget::charge`], beyond the budget if it must be: for what cannot be refused any more.
+    pub(crate) fn charge_anyway(self: &Arc<Self>, of: &Arc<AtomicU64>, len: u64) -> Charge {
+        self.taken.lock().charge(len);
+        self.charged(of, len)
+    }
+
+    fn charged(self: &Arc<Self>, of: &Arc<AtomicU64>, len: u64) -> Charge {
+        // Relaxed: a sum for comparisons and for people.
+        of.fetch_add(len, Ordering::Relaxed);
+        Charge { len, budget: Arc::clone(self), of: Arc::clone(of) }
+    }
+
+    /// Whether it is `enough` how far the heap has fallen from its peak; then the peak is what it is now.
+    pub(super) fn heap_fallen(&self, enough: impl FnOnce(u64) -> bool) -> bool {
+        let mut taken = self.taken.lock();
+        let is_enough = enough(taken.heap_peak - taken.heap);
+        if is_enough {
+            taken.heap_peak = taken.heap;
+        }
+        is_enough
+    }
+
+    /// Bytes of heap that are charged.
+    pub(crate) fn heap(&self) -> u64 {
+        self.taken.lock().heap
     }
 
     pub(crate) fn start_return(&self, len: u64) {
@@ -82,14 +153,10 @@ impl Budget {
         self.returned.notify_all();
     }
 
-    pub(crate) fn is_returning(&self) -> bool {
-        self.taken.lock().returning > 0
-    }
-
-    /// Waits until a segment has returned, at most until `deadline`; says whether one has.
-    pub(crate) fn wait_returned(&self, deadline: Instant) -> bool {
+    /// Waits until there are less than `before` bytes of segments, at most until `deadline`; says whether there are.
+    pub(crate) fn wait_returned(&self, before: u64, deadline: Instant) -> bool {
         let mut taken = self.taken.lock();
-        let (before, soon) = (taken.segments, Instant::now() + SHORT_WAIT);
+        let soon = Instant::now() + SHORT_WAIT;
         while taken.segments >= before {
             if taken.returning == 0 || taken.is_stopped {
                 return false;
@@ -124,16 +191,43 @@ impl Budget {
         !self.warned_unlocked.swap(true, Ordering::Relaxed)
     }
 
-    pub(crate) fn reserve(&self, len: u64) {
-        self.reserved.fetch_add(len, Ordering::Relaxed);
+    /// Promises up to `len` bytes to a put, of `free` bytes that nothing takes or is promised; gives how many.
+    ///
+    /// The puts of one user, the operator aside, hold promises of half of what nobody else has at most.
+    pub(crate) fn reserve(&self, user: User, len: u64, free: u64) -> u64 {
+        let mut reserved = self.reserved.lock();
+        let own = reserved.by_user.get(&user.uid).copied().unwrap_or_default();
+        let share = if user.is_operator { u64::MAX } else { ((free + own) / 2).saturating_sub(own) };
+        let granted = len.min(share);
+        if granted > 0 {
+            reserved.all += granted;
+            *reserved.by_user.entry(user.uid).or_default() += granted;
+        }
+        granted
     }
 
-    pub(crate) fn unreserve(&self, len: u64) {
-        self.reserved.fetch_sub(len, Ordering::Relaxed);
+    pub(crate) fn unreserve(&self, user: User, len: u64) {
+        let mut reserved = self.reserved.lock();
+        reserved.all -= len;
+        if let Some(own) = reserved.by_user.get_mut(&user.uid) {
+            *own -= len;
+            if *own == 0 {
+                reserved.by_user.remove(&user.uid);
+            }
+        }
     }
 
     pub(crate) fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Relaxed)
+        self.reserved.lock().all
+    }
+
+    /// The users who were promised most, with their bytes.
+    pub(crate) fn promised(&self, most: usize) -> Vec<(u32, u64)> {
+        let reserved = self.reserved.lock();
+        let mut all: Vec<_> = reserved.by_user.iter().map(|(uid, bytes)| (*uid, *bytes)).collect();
+        all.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        all.truncate(most);
+        all
     }
 
     /// (segments, returning, locked) in bytes.
@@ -143,9 +237,34 @@ impl Budget {
     }
 }
 
+/// Heap that is charged to the budget and to a namespace, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    len: u64,
+    budget: Arc<Budget>,
+    of: Arc<AtomicU64>,
+}
+
+impl Charge {
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The sum that it is a part of.
+    pub(crate) fn sum(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.of)
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.taken.lock().heap -= self.len;
+        self.of.fetch_sub(self.len, Ordering::Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::thread;
 
     use super::*;
@@ -159,16 +278,41 @@ mod tests {
     }
 
     #[test]
+    fn heap_and_segments_share_one_budget() {
+        let (budget, of) = (Arc::new(Budget::new(1280)), Arc::default());
+        assert_eq!((budget.heap_floor(), budget.left()), (10, 1270));
+        let charge = budget.charge(&of, 100).unwrap();
+        assert!(!budget.take(1181) && budget.take(1180));
+        assert!(budget.charge(&of, 1).is_none());
+        let beyond = budget.charge_anyway(&of, 7);
+        assert_eq!((budget.heap(), budget.left(), of.load(Ordering::Relaxed)), (107, 0, 107));
+        drop((charge, beyond));
+        assert_eq!((budget.heap(), budget.left(), of.load(Ordering::Relaxed)), (0, 90, 0));
+    }
+
+    #[test]
+    fn one_user_is_promised_half_of_what_nobody_else_has() {
+        let budget = Budget::new(1000);
+        let (a, b) = (User { uid: 1, is_operator: false }, User { uid: 2, is_operator: false });
+        assert_eq!(budget.reserve(a, 900, 1000), 500);
+        assert_eq!(budget.reserve(a, 1, 500), 0);
+        assert_eq!(budget.reserve(b, 900, 500), 250);
+        assert_eq!(budget.reserve(User { uid: 0, is_operator: true }, 250, 250), 250);
+        budget.unreserve(a, 500);
+        assert_eq!((budget.reserved(), budget.reserve(a, 10, 500)), (500, 10));
+    }
+
+    #[test]
     fn wakes_who_waits_for_a_return() {
         let budget = Arc::new(Budget::new(10));
         assert!(budget.take(10));
         budget.start_return(10);
         let waiter = thread::spawn({
             let budget = Arc::clone(&budget);
-            move || budget.wait_returned(Instant::now() + Duration::from_secs(60))
+            move || budget.wait_returned(10, Instant::now() + Duration::from_secs(60))
         });
         budget.end_return(10, false);
-        assert!(waiter.join().unwrap() || budget.left() == 10);
-        assert!(!budget.wait_returned(Instant::now() + Duration::from_secs(60)), "nothing is on its way");
+        assert!(waiter.join().unwrap());
+        assert!(!budget.wait_returned(0, Instant::now() + Duration::from_secs(60)), "nothing is on its way");
     }
 }

@@ -27,7 +27,7 @@ use crate::config::{Config, LockMode};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::server::events::{Event, Events};
-use crate::size::{ByteSize, MIB};
+use crate::size::MIB;
 
 pub(crate) mod access;
 mod admin;
@@ -38,8 +38,11 @@ mod compact;
 mod content;
 pub(crate) mod decoding;
 pub(crate) mod file_metadata;
+mod heap;
 pub(crate) mod namespace;
 mod refit;
+mod room;
+mod shares;
 pub(crate) mod transfer;
 mod unmapping;
 mod update;
@@ -52,13 +55,14 @@ use namespace::Holds;
 pub(crate) use namespace::Namespace;
 use namespace::{Patience, Retiring};
 use refit::RefitTask;
+use shares::User;
 use unmapping::Unmapping;
 
 /// Result of a request: the refusal goes to the client as it is.
 pub(crate) type Outcome<T> = core::result::Result<T, Refusal>;
 
-/// The shortest data segment: holds a few blocks of the usual 256 KiB.
-const FIRST_DATA_BYTES: u64 = MIB;
+/// Data segments grow with what there is until they are this long: four blocks of the usual 256 KiB.
+const USUAL_DATA_BYTES: u64 = MIB;
 /// Refits that wait for the background thread; one more is answered `Busy`.
 const REFIT_QUEUE: usize = 1024;
 /// A namespace's data segments grow by one part in so many of what they have, so that little of it lies idle.
@@ -72,7 +76,7 @@ const RETURN_WAIT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Store {
     pub(crate) instance: u64,
-    pub(crate) budget: Budget,
+    pub(crate) budget: Arc<Budget>,
     pub(crate) file_metadata: FileMetadataSet,
     lock: LockMode,
     segment_bytes: u64,
@@ -108,7 +112,7 @@ impl Store {
         let instance = random().map_err(|source| Error::Shm { source })?;
         let store = Self {
             instance,
-            budget: Budget::new(config.pool_bytes()),
+            budget: Arc::new(Budget::new(config.pool_bytes())),
             file_metadata: FileMetadataSet::new(config.pool_bytes()),
             lock: config.lock(),
             segment_bytes: config.segment_bytes(),
@@ -168,7 +172,13 @@ impl Store {
     /// Makes room for at least `needed` more bytes in one extent of a namespace.
     ///
     /// The caller has tried to allocate and holds no lock; it tries again after this.
-    pub(crate) fn grow(&self, namespace: &Namespace, kind: SegmentKind, needed: u64) -> Outcome<()> {
+    pub(crate) fn grow(
+        &self,
+        namespace: &Namespace,
+        kind: SegmentKind,
+        needed: u64,
+        user: User,
+    ) -> Outcome<()> {
         let deadline = Instant::now() + RETURN_WAIT;
         loop {
             let growing = namespace.growing.lock();
@@ -199,17 +209,16 @@ impl Store {
             }
             drop(growing);
             self.reclaim_all();
-            let returning = self.trim(0);
             // What is being emptied is better used than refused.
             namespace.open_segments();
             if namespace.has_room(kind, needed) {
                 return Ok(());
             }
-            if !returning && !self.budget.is_returning() || !self.budget.wait_returned(deadline) {
+            if !self.await_return(deadline) {
                 if self.budget.is_stopped() {
                     return Err(Refusal::new(ErrorCode::Stopping, "the daemon is shutting down"));
                 }
-                return Err(self.full(needed));
+                return Err(self.full(user, needed));
             }
         }
     }
@@ -223,11 +232,13 @@ impl Store {
     ) -> Option<Outcome<Segment>> {
         let least = needed.next_multiple_of(MIN_SEGMENT_BYTES);
         let has = namespace.segment_bytes(kind);
-        let (first, usual) = match kind {
-            SegmentKind::Data => (FIRST_DATA_BYTES, (has / GROWTH_SHARE).next_multiple_of(MIN_SEGMENT_BYTES)),
-            SegmentKind::Directory => (MIN_SEGMENT_BYTES, has.next_power_of_two()),
+        let usual = match kind {
+            SegmentKind::Data => {
+                (has / GROWTH_SHARE).max(has.min(USUAL_DATA_BYTES)).next_multiple_of(MIN_SEGMENT_BYTES)
+            }
+            SegmentKind::Directory => has.next_power_of_two(),
         };
-        let wished = usual.clamp(first, self.segment_bytes).max(least);
+        let wished = usual.clamp(MIN_SEGMENT_BYTES, self.segment_bytes).max(least);
         // Near the end of the budget, a shorter segment is better than none.
         let left = self.budget.left() / MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES;
         if left < least {
@@ -319,18 +330,6 @@ impl Store {
         all
     }
 
-    /// Who holds back most, for people.
-    fn name_holders(&self) -> String {
-        const NAMED: usize = 3;
-        let mut holders: Vec<_> = self.holders().into_iter().collect();
-        holders.sort_by_key(|(_, holds)| std::cmp::Reverse(holds.bytes));
-        let named = holders.iter().take(NAMED).map(|(session, Holds { bytes, age })| {
-            format!("session {session} {} since {:.1} s", ByteSize(*bytes), age.as_secs_f64())
-        });
-        let named: Vec<String> = named.collect();
-        if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) }
-    }
-
     /// Notes that extents were freed which were never visible: nobody waits for leases on them.
     pub(crate) fn note_freed(&self) {
         self.freed.store(true, Ordering::Relaxed);
@@ -384,46 +383,8 @@ impl Store {
         }
         self.budget.end_return(len, was_locked);
     }
-
-    /// Refuses a put that cannot fit, before its bytes come.
-    pub(crate) fn check_room(&self, needed: u64) -> Outcome<()> {
-        let fits = || self.budget.size() >= self.committed_bytes().saturating_add(needed);
-        if fits() {
-            return Ok(());
-        }
-        self.reclaim_all();
-        if fits() { Ok(()) } else { Err(self.full(needed)) }
-    }
-
-    /// Bytes that are used, promised to puts under way, or taken by directories.
-    fn committed_bytes(&self) -> u64 {
-        let used: u64 = self.all_namespaces().iter().map(|namespace| namespace.committed_bytes()).sum();
-        used + self.budget.reserved()
-    }
-
-    fn full(&self, needed: u64) -> Refusal {
-        let (mut stored, mut held, mut directories) = (0, 0, 0);
-        for namespace in self.all_namespaces() {
-            let stats = namespace.stats();
-            stored += stats.stored_bytes;
-            held += stats.held_bytes;
-            directories += namespace.segment_bytes(SegmentKind::Directory);
-        }
-        let text = format!(
-            "pool is full: {} more are needed, and of {} tensors take {}, puts under way {}, directories {}, and \
-             removed or replaced bytes that clients still read {}{}{}; remove tensors or start the daemon with a larger --pool-size",
-            ByteSize(needed),
-            ByteSize(self.budget.size()),
-            ByteSize(stored),
-            ByteSize(self.budget.reserved()),
-            ByteSize(directories),
-            ByteSize(held),
-            self.name_holders(),
-            self.unmapping.named(),
-        );
-        Refusal::new(ErrorCode::PoolFull, text)
-    }
 }
+
 /// Page-locks a page, for `--lock require`: what forbids it, the limit aside, shows only in the attempt.
 pub(crate) fn check_locking() -> Result<()> {
     let mut page = Segment::create(4096).map_err(|source| Error::Shm { source })?;

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tierpack_shm::directory::{Directory, Slot, SlotFields};
 use tierpack_shm::faults::{Point, reach};
-use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, slot, table};
+use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, page, slot, table};
 use tierpack_shm::message::{Entry, ErrorCode, RefitState, Refusal, Reply, SegmentId};
 use tierpack_shm::page::{ClientPage, NamespaceId};
 use tierpack_shm::pool::{Fresh, Pool};
@@ -15,22 +16,26 @@ use tierpack_shm::segment::{Segment, SegmentKind};
 use tierpack_shm::stats::NamespaceStats;
 use tierpack_shm::types::{BlockWord, Extent, UNIT_BYTES};
 
-use super::Outcome;
 use super::access::{Access, Caller, Right};
+use super::budget::{Budget, Charge};
 use super::content::{Content, StoredMetadata};
 use super::file_metadata::SharedText;
-use crate::size::ByteSize;
+use super::{Outcome, heap};
 
 mod admin;
 mod blocks;
+pub(super) mod quota;
 mod reclaim;
+pub(super) mod sums;
 mod tensor;
 mod verify;
 
 pub(crate) use blocks::{BlockCopy, Change, Intent, NewGeneration, Stored};
+use quota::{Place, table_bytes};
 pub(crate) use reclaim::Holds;
 use reclaim::Queue;
 pub(super) use reclaim::{Patience, Retiring};
+use sums::Guarded;
 use tensor::Tensor;
 pub(crate) use tensor::{Due, Key, Target};
 
@@ -39,10 +44,14 @@ pub(super) struct Inner {
     access: Access,
     pub(super) data: Pool,
     directory: Directory,
-    pub(super) tensors: BTreeMap<String, Tensor>,
+    /// In boxes: the nodes of the table are half empty when names come in order.
+    pub(super) tensors: BTreeMap<String, Box<Tensor>>,
     /// Stored bytes of `tensors`.
     stored_bytes: u64,
     retired: Queue,
+    /// Where heap is charged, and the sum of what this namespace is charged with.
+    budget: Arc<Budget>,
+    heap: Arc<AtomicU64>,
     /// Names of tensors that changed since the refit thread looked at them.
     changed: BTreeSet<String>,
     /// The one that was looked at last.
@@ -53,6 +62,8 @@ pub(super) struct Inner {
     was_published: bool,
     /// The client pages of all sessions that are attached, until the kernel reports them gone.
     pages: Vec<(u64, Arc<ClientPage>)>,
+    /// What those pages take of the pool: it is not the namespace's, since its owner does not choose who attaches.
+    page_charges: HashMap<u64, Charge>,
     /// Puts under way.
     puts: u64,
     /// Whether something was allocated since the background thread last looked.
@@ -70,7 +81,15 @@ pub(crate) struct Namespace {
     pub(crate) name: String,
     /// Held by whoever makes a segment, so that two do not.
     pub(super) growing: Mutex<()>,
-    pub(super) inner: Mutex<Inner>,
+    pub(super) inner: Guarded,
+    /// Who owns it, to be counted without its lock.
+    pub(super) owner: AtomicU32,
+    /// Bytes promised to puts into it that are under way.
+    pub(super) reserved: AtomicU64,
+    /// Bytes of heap that are charged to it.
+    pub(super) heap: Arc<AtomicU64>,
+    /// The heap that it takes while it is empty.
+    _charge: Charge,
 }
 
 impl Namespace {
@@ -78,9 +97,12 @@ impl Namespace {
         id: NamespaceId,
         name: String,
         access: Access,
-        (header, serial): (Segment, u64),
+        header: (Segment, u64),
+        (budget, charge): (Arc<Budget>, Charge),
         retiring: &Arc<Retiring>,
     ) -> Arc<Self> {
+        let ((header, serial), heap) = (header, charge.sum());
+        let sum = Arc::clone(&heap);
         let inner = |this: &Weak<Self>| Inner {
             access,
             data: Pool::default(),
@@ -88,17 +110,29 @@ impl Namespace {
             tensors: BTreeMap::new(),
             stored_bytes: 0,
             retired: Queue::new(id.namespace, Weak::clone(this), retiring),
+            budget,
+            heap: sum,
             changed: BTreeSet::new(),
             changed_cursor: None,
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
             was_published: false,
             pages: Vec::new(),
+            page_charges: HashMap::new(),
             puts: 0,
             was_used: false,
             is_removed: false,
             is_buried: false,
         };
-        Arc::new_cyclic(|this| Self { id, name, growing: Mutex::new(()), inner: Mutex::new(inner(this)) })
+        Arc::new_cyclic(|this| Self {
+            id,
+            name,
+            growing: Mutex::new(()),
+            inner: Guarded::new(inner(this)),
+            owner: AtomicU32::new(access.uid),
+            reserved: AtomicU64::new(0),
+            heap,
+            _charge: charge,
+        })
     }
 
     /// Takes an extent of the data segments; `None` when they have no room.
@@ -209,12 +243,6 @@ impl Namespace {
         self.inner.lock().pool_mut(kind).segment_bytes()
     }
 
-    /// Bytes of the budget that tensors and directories take, puts under way included.
-    pub(super) fn committed_bytes(&self) -> u64 {
-        let inner = self.inner.lock();
-        inner.data.used_bytes() + inner.directory.pool().segment_bytes()
-    }
-
     /// Whether a put under this name would be refused.
     pub(super) fn check_free(&self, name: &str, overwrite: bool) -> Outcome<()> {
         self.inner.lock().check_free(&self.name, name, overwrite)
@@ -227,19 +255,19 @@ impl Namespace {
     pub(super) fn publish(
         &self,
         name: &str,
-        content: Content,
+        (content, charge): (Content, Charge),
         overwrite: bool,
-    ) -> Outcome<Result<Entry, Content>> {
+    ) -> Outcome<Result<Entry, (Content, Charge)>> {
         let mut inner = self.inner.lock();
-        let checked = inner
-            .check_free(&self.name, name, overwrite)
-            .and_then(|()| inner.check_quota(&self.name, name, content.sums.stored_bytes));
+        let checked = inner.check_free(&self.name, name, overwrite).and_then(|()| {
+            inner.check_quota(&self.name, Place::Tensor(name), table_bytes(content.n_blocks()))
+        });
         if let Err(refusal) = checked {
             content.into_extents().for_each(|extent| inner.data.free(extent));
             return Err(refusal);
         }
         let Some((slot, table, generations)) = inner.directory_parts(&content) else {
-            return Ok(Err(content));
+            return Ok(Err((content, charge)));
         };
         let fields = SlotFields {
             table: &table,
@@ -254,7 +282,7 @@ impl Namespace {
         let publication = inner.directory.publish(&slot, fields).expect("the slot came from this directory");
         reach(Point::PutPublished);
         inner.was_published = true;
-        let tensor = Tensor::new(content, slot, publication, table, generations);
+        let tensor = Box::new(Tensor::new(content, slot, publication, table, generations, charge));
         let entry = tensor.entry(&self.name, name, &inner.directory);
         inner.stored_bytes += entry.stored_bytes;
         if tensor.is_due() {
@@ -310,13 +338,17 @@ impl Namespace {
     /// Counts a session in: from now on its leases hold memory. Gives what it must map.
     pub(crate) fn attach(&self, session: u64, page: Arc<ClientPage>) -> Vec<(SegmentId, Arc<Segment>)> {
         let mut inner = self.inner.lock();
+        let charge = inner.budget.charge_anyway(&Arc::default(), page::BYTES + heap::ATTACHMENT_BYTES);
+        inner.page_charges.insert(session, charge);
         inner.pages.push((session, page));
         inner.present_segments()
     }
 
     /// Counts a session out: the kernel has reported it gone, and its leases with it.
     pub(crate) fn detach(&self, session: u64) {
-        self.inner.lock().pages.retain(|(attached, _)| *attached != session);
+        let mut inner = self.inner.lock();
+        inner.pages.retain(|(attached, _)| *attached != session);
+        inner.page_charges.remove(&session);
     }
 
     pub(crate) fn stats(&self) -> NamespaceStats {
@@ -329,6 +361,7 @@ impl Namespace {
         stats.used_bytes = inner.data.used_bytes();
         stats.directory_bytes = inner.directory.pool().used_bytes();
         stats.held_bytes = inner.held_bytes();
+        stats.heap_bytes = self.heap_bytes();
         stats.data_segment_bytes = inner.data.segment_bytes();
         stats.segment_bytes = inner.data.segment_bytes() + inner.directory.pool().segment_bytes();
         stats.epoch = inner.directory.epoch();
@@ -368,22 +401,6 @@ impl Inner {
             SegmentKind::Data => &mut self.data,
             SegmentKind::Directory => self.directory.pool_mut(),
         }
-    }
-
-    fn check_quota(&self, namespace: &str, name: &str, more: u64) -> Outcome<()> {
-        let Some(quota) = self.access.quota_bytes else { return Ok(()) };
-        let replaced = self.tensors.get(name).map_or(0, |tensor| tensor.content.sums.stored_bytes);
-        let kept = self.stored_bytes - replaced;
-        if kept.saturating_add(more) <= quota {
-            return Ok(());
-        }
-        let text = format!(
-            "quota of namespace {namespace:?} is {}, of which other tensors take {}: tensor {name:?} needs {} more",
-            ByteSize(quota),
-            ByteSize(kept),
-            ByteSize(more)
-        );
-        Err(Refusal::new(ErrorCode::Quota, text))
     }
 
     fn check_free(&self, namespace: &str, name: &str, overwrite: bool) -> Outcome<()> {

@@ -16,7 +16,9 @@ use tierpack_shm::types::{CodecChoice, CodecId};
 
 use super::access::{Caller, Right};
 use super::decoding::Coders;
+use super::namespace::quota::Place;
 use super::namespace::{Key, Namespace, NewGeneration, Target};
+use super::shares::User;
 use super::update::Workspace;
 use super::{Outcome, Store};
 
@@ -134,7 +136,8 @@ impl Store {
         let number = namespace.next_generation(key)?;
         let Fit { codec, metadata, predicted_stored_bytes: predicted_bytes, .. } = plan.fit;
         let store = |metadata: Metadata| {
-            self.store_metadata(namespace, number, &metadata.with_generation(number).to_bytes())
+            let bytes = metadata.with_generation(number).to_bytes();
+            self.store_metadata(namespace, number, &bytes, (Place::Exempt, User::DAEMON))
         };
         let metadata = metadata.map(store).transpose()?;
         reach(Point::RefitPlanned);

@@ -5,11 +5,10 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crc32c::crc32c;
 use parking_lot::Mutex;
-use slab::Slab;
 use tierpack_kernels::codec::{Encoded, encode_block, max_encoded_len};
 use tierpack_kernels::fit::spread;
 use tierpack_kernels::geometry::{BlockShape, Geometry};
@@ -20,14 +19,18 @@ use tierpack_shm::segment::SegmentKind;
 use tierpack_shm::types::{CodecChoice, CodecId, Extent, UNIT_BYTES, index};
 
 use super::access::{Caller, Right};
+use super::budget::Charge;
 use super::coding::Coding;
 use super::content::{Content, Description, StoredBlock, StoredMetadata};
 use super::file_metadata::SharedText;
+use super::namespace::quota::{Place, table_bytes};
 use super::namespace::{Namespace, directory_need};
-use super::{Outcome, Store};
+use super::shares::User;
+use super::{Outcome, Store, heap};
 
-/// Puts under way at once, over all sessions.
-const MAX_TRANSFERS: usize = 4096;
+mod table;
+
+pub(crate) use table::Transfers;
 
 /// The bytes of a chunk, wherever they came.
 #[derive(Debug)]
@@ -67,6 +70,8 @@ struct Progress {
     stored_bytes: u64,
     /// Bytes of the budget still promised to blocks that have not come.
     reserved_bytes: u64,
+    /// The heap of the put, and then of the tensor.
+    charge: Option<Charge>,
     ended: bool,
     last_used: Instant,
 }
@@ -75,6 +80,7 @@ struct Progress {
 #[derive(Debug)]
 pub(crate) struct Transfer {
     session: u64,
+    user: User,
     namespace: Arc<Namespace>,
     name: String,
     overwrite: bool,
@@ -87,87 +93,16 @@ pub(crate) struct Transfer {
     progress: Mutex<Progress>,
 }
 
-/// Transfers by slab key, each with the number that makes its id one that is never used twice.
-#[derive(Debug, Default)]
-struct Table {
-    slab: Slab<(u32, Arc<Transfer>)>,
-    last_number: u32,
-}
-
-impl Table {
-    /// The transfer with this id and its key, if it is one of this session.
-    fn find(&self, id: u64, session: u64) -> Outcome<(usize, &Arc<Transfer>)> {
-        let key = index(id & 0xFFFF_FFFF);
-        let found = self.slab.get(key).filter(|(number, _)| u64::from(*number) == id >> 32);
-        let owned = found.map(|(_, transfer)| (key, transfer)).filter(|(_, found)| found.session == session);
-        owned.ok_or_else(|| {
-            invalid(format!("put {id} of this session does not exist: it ended, or idled too long"))
-        })
-    }
-}
-
-/// The puts under way, by the ids that clients use.
-#[derive(Debug, Default)]
-pub(crate) struct Transfers {
-    table: Mutex<Table>,
-}
-
 fn invalid(text: impl Into<String>) -> Refusal {
     Refusal::new(ErrorCode::Invalid, text)
 }
 
+/// The answer to a commit of a put that was ended meanwhile.
+fn ended() -> Refusal {
+    invalid("the put ended before it was committed: begin it again")
+}
+
 impl Transfers {
-    fn insert(&self, transfer: Arc<Transfer>) -> Outcome<u64> {
-        let table = &mut *self.table.lock();
-        if table.slab.len() == MAX_TRANSFERS {
-            let text = format!("{MAX_TRANSFERS} puts are under way, which is the limit: try again later");
-            return Err(Refusal::new(ErrorCode::Limit, text));
-        }
-        table.last_number = table.last_number.wrapping_add(1);
-        let key = table.slab.insert((table.last_number, transfer));
-        Ok(u64::from(table.last_number) << 32 | key as u64)
-    }
-
-    /// The transfer, if it is one of this session.
-    fn get(&self, id: u64, session: u64) -> Outcome<Arc<Transfer>> {
-        self.table.lock().find(id, session).map(|(_, transfer)| Arc::clone(transfer))
-    }
-
-    fn take(&self, id: u64, session: u64) -> Outcome<Arc<Transfer>> {
-        let mut table = self.table.lock();
-        let key = table.find(id, session)?.0;
-        Ok(table.slab.remove(key).1)
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.table.lock().slab.len()
-    }
-
-    /// Ends the puts of a session that is gone.
-    pub(crate) fn abort_session(&self, store: &Store, session: u64) {
-        self.abort_where(store, |transfer| transfer.session == session);
-    }
-
-    /// Ends the puts that nobody has moved for `limit`.
-    pub(crate) fn abort_idle(&self, store: &Store, limit: Duration) {
-        self.abort_where(store, |transfer| transfer.progress.lock().last_used.elapsed() > limit);
-    }
-
-    fn abort_where(&self, store: &Store, ended: impl Fn(&Transfer) -> bool) {
-        let mut gone = Vec::new();
-        self.table.lock().slab.retain(|_, (_, transfer)| {
-            let keep = !ended(transfer);
-            if !keep {
-                gone.push(Arc::clone(transfer));
-            }
-            keep
-        });
-        for transfer in gone {
-            tracing::debug!(tensor = transfer.name, session = transfer.session, "put ended without commit");
-            transfer.abort(store);
-        }
-    }
-
     pub(crate) fn begin(
         &self,
         store: &Store,
@@ -186,22 +121,41 @@ impl Transfers {
         let directory_bytes = directory_need(geometry.n_blocks()).ok_or_else(|| {
             invalid(format!("{} has {} blocks, more than one table holds", what(), geometry.n_blocks()))
         })?;
-        let reserved_bytes = stored_at_most(&geometry);
-        store.check_room(reserved_bytes.saturating_add(directory_bytes))?;
+        let (user, n_blocks) = (User::from(caller), geometry.n_blocks());
+        self.check(user, session)?;
+        // The right before the room: who may not write learns nothing of the pool.
+        if let Ok(found) = store.namespace(&begin.namespace) {
+            found.check(caller, Right::Write)?;
+        }
+        let (stored_bytes, heap_bytes) =
+            (stored_at_most(&geometry), heap::of_tensor(&begin.name, begin.shape.len(), n_blocks));
+        let needed = stored_bytes.saturating_add(directory_bytes).saturating_add(heap_bytes);
+        store.check_room(user, needed)?;
         let namespace = store.namespace_for_put(&begin.namespace, caller)?;
         namespace.check(caller, Right::Write)?;
         namespace.check_free(&begin.name, begin.overwrite)?;
-        let file_metadata = file_metadata.map(|text| store.file_metadata.intern(text)).transpose()?;
+        // Every block takes a unit at least: what the bytes come to is seen as they come.
+        let at_least = n_blocks.saturating_mul(UNIT_BYTES).saturating_add(table_bytes(n_blocks));
+        let (place, at_least) = (Place::Tensor(&begin.name), at_least.saturating_add(heap_bytes));
+        store.within_quota(&namespace, |namespace| namespace.check_quota(place, at_least))?;
+        let charge_text = |len| store.charge(&Arc::default(), user, len);
+        let file_metadata =
+            file_metadata.map(|text| store.file_metadata.intern(text, user, charge_text)).transpose()?;
+        // Before what it stands for is allocated.
+        let charge = store.charge(&namespace.heap, user, heap_bytes)?;
         let progress = Progress {
-            blocks: (0..geometry.n_blocks()).map(|_| None).collect(),
+            blocks: (0..n_blocks).map(|_| None).collect(),
             filled: 0,
             stored_bytes: 0,
-            reserved_bytes,
+            // Before it is in the table, from where it may be aborted at any moment.
+            reserved_bytes: store.reserve(&namespace, &begin.name, user, stored_bytes),
+            charge: Some(charge),
             ended: false,
             last_used: Instant::now(),
         };
         let transfer = Transfer {
             session,
+            user,
             namespace,
             name: begin.name,
             overwrite: begin.overwrite,
@@ -213,8 +167,6 @@ impl Transfers {
             file_metadata,
             progress: Mutex::new(progress),
         };
-        // Before it is in the table, from where it may be aborted at any moment.
-        store.budget.reserve(reserved_bytes);
         transfer.namespace.count_put(true);
         let transfer = Arc::new(transfer);
         self.insert(Arc::clone(&transfer)).inspect_err(|_| drop(transfer.end(store)))
@@ -228,7 +180,15 @@ impl Transfers {
         first_block: u64,
         data: &ChunkData,
     ) -> Outcome<()> {
-        self.get(id, session)?.chunk(store, first_block, data)
+        let transfer = self.get(id, session)?;
+        let result = transfer.chunk(store, first_block, data);
+        let code = result.as_ref().err().and_then(Refusal::code);
+        if matches!(code, Some(ErrorCode::Quota | ErrorCode::PoolFull)) {
+            // It cannot be finished: what it has stored is of use to nobody.
+            let _ = self.take(id, session).is_ok();
+            transfer.abort(store);
+        }
+        result
     }
 
     pub(crate) fn commit(&self, store: &Store, session: u64, id: u64) -> Outcome<Entry> {
@@ -273,7 +233,7 @@ impl Transfer {
                 data.read_at(at, raw)?;
                 let told = encode_block(coding.encoding(), &self.geometry, block_idx, raw, encoded);
                 let told = told.map_err(|error| self.refused(block_idx, &error))?;
-                let extent = store.store_bytes(&self.namespace, encoded)?;
+                let extent = store.store_bytes(&self.namespace, encoded, self.place(), self.user)?;
                 Ok((extent, (told, crc32c(raw))))
             })?;
             reach(Point::PutEncoded);
@@ -281,8 +241,11 @@ impl Transfer {
             at += shape.raw_bytes;
             block_idx += 1;
         }
-        let stored_bytes = self.progress.lock().stored_bytes;
-        self.namespace.check_quota(&self.name, stored_bytes)
+        Ok(())
+    }
+
+    fn place(&self) -> Place<'_> {
+        Place::Tensor(&self.name)
     }
 
     /// Chooses the encoding by the first chunk that came: others wait for it here.
@@ -348,7 +311,7 @@ impl Transfer {
         }
         let kept = extent.len_bytes().min(progress.reserved_bytes);
         progress.reserved_bytes -= kept;
-        store.budget.unreserve(kept);
+        store.unreserve(&self.namespace, self.user, kept);
         progress.stored_bytes += extent.len_bytes();
         progress.filled += 1;
         progress.last_used = Instant::now();
@@ -357,18 +320,19 @@ impl Transfer {
         Ok(())
     }
 
-    /// Ends the transfer; gives the blocks that came.
-    fn end(&self, store: &Store) -> Vec<StoredBlock> {
+    /// Ends the transfer; gives the blocks that came, and the charge for them.
+    fn end(&self, store: &Store) -> (Vec<StoredBlock>, Option<Charge>) {
         let mut progress = self.progress.lock();
         if !std::mem::replace(&mut progress.ended, true) {
             self.namespace.count_put(false);
         }
-        store.budget.unreserve(std::mem::take(&mut progress.reserved_bytes));
-        std::mem::take(&mut progress.blocks).into_iter().flatten().collect()
+        store.unreserve(&self.namespace, self.user, std::mem::take(&mut progress.reserved_bytes));
+        let blocks = std::mem::take(&mut progress.blocks).into_iter().flatten().collect();
+        (blocks, progress.charge.take())
     }
 
     fn abort(&self, store: &Store) {
-        let blocks = self.end(store);
+        let (blocks, _charge) = self.end(store);
         self.free(blocks);
         store.note_freed();
     }
@@ -379,7 +343,7 @@ impl Transfer {
 
     fn commit(&self, store: &Store) -> Outcome<Entry> {
         let filled = self.progress.lock().filled;
-        let blocks = self.end(store);
+        let (blocks, charge) = self.end(store);
         let n_blocks = self.geometry.n_blocks();
         if filled < n_blocks {
             self.free(blocks);
@@ -391,7 +355,7 @@ impl Transfer {
         let coding = self.coding.get().and_then(|coding| coding.as_ref().ok());
         let metadata = match coding.and_then(Coding::metadata) {
             Some((number, bytes)) if blocks.iter().any(|block| !block.is_raw) => {
-                store.store_metadata(&self.namespace, number, bytes).map(Some)
+                store.store_metadata(&self.namespace, number, bytes, (self.place(), self.user)).map(Some)
             }
             // No block needs any.
             _ => Ok(None),
@@ -414,16 +378,26 @@ impl Transfer {
             runner_up: coding.and_then(|coding| coding.runner_up),
             file_metadata: self.file_metadata.as_ref().map(Arc::clone),
         };
-        let mut content = Content::new(described, blocks, metadata);
+        let content = Content::new(described, blocks, metadata);
+        let check = |namespace: &Namespace| namespace.check_quota(self.place(), table_bytes(n_blocks));
+        let charge = store.within_quota(&self.namespace, check).and_then(|()| charge.ok_or_else(ended));
+        let charge = match charge {
+            Ok(charge) => charge,
+            Err(refusal) => {
+                self.namespace.free(content.into_extents());
+                return Err(refusal);
+            }
+        };
         reach(Point::PutBeforePublish);
+        let mut tensor = (content, charge);
         loop {
-            content = match self.namespace.publish(&self.name, content, self.overwrite)? {
+            tensor = match self.namespace.publish(&self.name, tensor, self.overwrite)? {
                 Ok(entry) => return Ok(entry),
-                Err(content) => content,
+                Err(tensor) => tensor,
             };
             let needed = directory_need(n_blocks).expect("checked when the put began");
-            if let Err(refusal) = store.grow(&self.namespace, SegmentKind::Directory, needed) {
-                self.namespace.free(content.into_extents());
+            if let Err(refusal) = store.grow(&self.namespace, SegmentKind::Directory, needed, self.user) {
+                self.namespace.free(tensor.0.into_extents());
                 return Err(refusal);
             }
         }
@@ -432,14 +406,22 @@ impl Transfer {
 
 impl Store {
     /// Stores bytes in a namespace's data segments, which grow when they must; nobody sees them yet.
-    pub(super) fn store_bytes(&self, namespace: &Namespace, bytes: &[u8]) -> Outcome<Extent> {
+    pub(super) fn store_bytes(
+        &self,
+        namespace: &Namespace,
+        bytes: &[u8],
+        place: Place<'_>,
+        user: User,
+    ) -> Outcome<Extent> {
         let len = bytes.len() as u64;
         loop {
-            if let Some(mut fresh) = namespace.allocate(len) {
+            if let Some(mut fresh) =
+                self.within_quota(namespace, |namespace| namespace.allocate_for(place, len))?
+            {
                 fresh.write(0, bytes);
                 return Ok(fresh.freeze());
             }
-            self.grow(namespace, SegmentKind::Data, len)?;
+            self.grow(namespace, SegmentKind::Data, len, user)?;
         }
     }
 
@@ -449,8 +431,9 @@ impl Store {
         namespace: &Namespace,
         number: u32,
         bytes: &[u8],
+        (place, user): (Place<'_>, User),
     ) -> Outcome<StoredMetadata> {
-        let extent = self.store_bytes(namespace, bytes)?;
+        let extent = self.store_bytes(namespace, bytes, place, user)?;
         let len = u32::try_from(bytes.len()).expect("an extent is at most a segment");
         Ok(StoredMetadata::new(number, len, extent))
     }

@@ -20,9 +20,11 @@ use tierpack_shm::types::{BlockWord, index};
 use super::access::{Caller, Right};
 use super::content::{StoredBlock, StoredOverlay};
 use super::decoding::Coders;
+use super::namespace::quota::Place;
 use super::namespace::{Change, Intent, Namespace, Stored, Target};
+use super::shares::User;
 use super::transfer::ChunkData;
-use super::{Outcome, Store};
+use super::{Outcome, Store, heap};
 
 /// Overlays of a block hold at most one row in so many; beyond that the block is encoded anew.
 const OVERLAY_SHARE: u64 = 4;
@@ -59,10 +61,14 @@ impl Store {
         data.read_at(0, &mut bytes)?;
         let blocks = by_block(&target.geometry, update.n_pieces, &bytes)
             .map_err(|fault| invalid(format!("update of tensor {:?}: {fault}", update.name)))?;
+        // What it retires must find room before it is too late to refuse it.
+        let user = User::from(caller);
+        let _room = self.charge(&namespace.heap, user, heap::of_retired(blocks.len()))?;
         let _writing = target.writing.lock();
         let (mut changes, mut work) = (Vec::with_capacity(blocks.len()), Workspace::default());
+        let mut replaced = 0;
         for (block_idx, rows) in &blocks {
-            match self.change(&namespace, &target, *block_idx, rows, &mut work) {
+            match self.change(&namespace, &target, (*block_idx, rows), &mut replaced, user, &mut work) {
                 Ok(change) => changes.push(change),
                 Err(refusal) => {
                     namespace.free(changes.into_iter().map(Change::into_extent));
@@ -77,13 +83,14 @@ impl Store {
         Ok(revision)
     }
 
-    /// What a block is to become with these rows in it.
+    /// What a block is to become with these rows in it; adds to `replaced` what of it goes then.
     fn change(
         &self,
         namespace: &Namespace,
         target: &Target,
-        block_idx: u64,
-        rows: &Rows<'_>,
+        (block_idx, rows): (u64, &Rows<'_>),
+        replaced: &mut u64,
+        user: User,
         work: &mut Workspace,
     ) -> Outcome<Change> {
         let shape = target.geometry.block(block_idx);
@@ -93,8 +100,9 @@ impl Store {
         if state.overlays < MAX_CHAIN && overlaid.saturating_mul(OVERLAY_SHARE) <= shape.rows {
             let sorted = rows.iter().map(|(row, bytes)| (*row, *bytes));
             overlay::encode(from, state.overlays, shape.row_bytes, sorted, &mut work.encoded);
-            let stored = StoredOverlay { extent: self.store_bytes(namespace, &work.encoded)?, n_rows };
-            return Ok(Change { block_idx, from, to: Stored::Overlay(stored) });
+            let place = Place::Blocks(&target.key.name, *replaced);
+            let extent = self.store_bytes(namespace, &work.encoded, place, user)?;
+            return Ok(Change { block_idx, from, to: Stored::Overlay(StoredOverlay { extent, n_rows }) });
         }
         if n_rows < shape.rows {
             namespace.read_block(target, block_idx, &mut work.coders, &mut work.raw)?;
@@ -105,7 +113,9 @@ impl Store {
         for (row, bytes) in rows {
             work.raw[index(u64::from(*row)) * row_bytes..][..row_bytes].copy_from_slice(bytes);
         }
-        self.encode_anew(namespace, target, (block_idx, from), work)
+        *replaced += state.stored_bytes;
+        let place = Place::Blocks(&target.key.name, *replaced);
+        self.encode_anew(namespace, target, (block_idx, from), (place, user), work)
     }
 
     /// Encodes the raw bytes in `work` with the current generation and stores them, not yet visible.
@@ -114,6 +124,7 @@ impl Store {
         namespace: &Namespace,
         target: &Target,
         (block_idx, from): (u64, BlockWord),
+        (place, user): (Place<'_>, User),
         work: &mut Workspace,
     ) -> Outcome<Change> {
         let Workspace { coders, raw, encoded } = work;
@@ -130,7 +141,7 @@ impl Store {
         let encoding = coder.map_or(Encoding::Raw, Encoding::Coded);
         let told = encode_block(encoding, &target.geometry, block_idx, raw, encoded)
             .map_err(|error| namespace.damaged(target, block_idx, &error.to_string()))?;
-        let extent = self.store_bytes(namespace, encoded)?;
+        let extent = self.store_bytes(namespace, encoded, place, user)?;
         let generation_idx = current.map_or(0, |(generation_idx, _)| generation_idx);
         let block = StoredBlock::new(extent, told, generation_idx, crc32c(raw));
         Ok(Change { block_idx, from, to: Stored::Block(block) })
@@ -163,7 +174,8 @@ impl Store {
         for attempt in 0..=TRIES {
             let patient = (attempt == TRIES).then(|| target.writing.lock());
             let copied = namespace.read_block(target, block_idx, &mut work.coders, &mut work.raw)?;
-            let change = self.encode_anew(namespace, target, (block_idx, copied.word), work)?;
+            let exempt = (Place::Exempt, User::DAEMON);
+            let change = self.encode_anew(namespace, target, (block_idx, copied.word), exempt, work)?;
             reach(Point::RewriteEncoded);
             let _writing = patient.is_none().then(|| target.writing.lock());
             let (_, missed) = namespace.store_blocks(&target.key, vec![change], Intent::Rewrite)?;

@@ -30,6 +30,8 @@ mod hold;
 mod latency;
 #[path = "test_client/put_loop.rs"]
 mod put_loop;
+#[path = "test_client/take.rs"]
+mod take;
 #[path = "test_client/update.rs"]
 mod update;
 
@@ -64,6 +66,8 @@ enum Role {
     Demand(demand::Args),
     /// Leases everything, closes its connection without a goodbye, and waits.
     Abandon,
+    /// Takes what all users share until it is refused.
+    Take(take::Args),
     /// Reaches fault points.
     Fault(fault::Args),
     /// Forks.
@@ -84,6 +88,7 @@ fn main() -> Result<()> {
         Role::Update(args) => update::run(socket, args),
         Role::Demand(args) => demand::run(socket, args),
         Role::Abandon => abandon::run(socket),
+        Role::Take(args) => take::run(socket, args),
         Role::Fault(args) => fault::run(socket, args),
         Role::Fork(args) => fork::run(socket, args),
     }

@@ -1,5 +1,7 @@
 //! A namespace as a whole: who may do what in it, how much it may hold, and its end.
 
+use std::sync::atomic::Ordering;
+
 use tierpack_shm::message::{ErrorCode, NamespaceEntry, Refusal};
 use tierpack_shm::stats::RemovedStats;
 
@@ -27,6 +29,7 @@ impl Namespace {
         let mut access = inner.access;
         change(&mut access)?;
         inner.access = access;
+        self.owner.store(access.uid, Ordering::Relaxed);
         Ok(())
     }
 
@@ -34,11 +37,6 @@ impl Namespace {
     pub(crate) fn entry(&self) -> NamespaceEntry {
         let inner = self.inner.lock();
         inner.access.entry(&self.name, inner.tensors.len() as u64, inner.stored_bytes)
-    }
-
-    /// Refuses `more` stored bytes beyond the quota; `replaced` is the tensor that they take the place of.
-    pub(in crate::store) fn check_quota(&self, name: &str, more: u64) -> Outcome<()> {
-        self.inner.lock().check_quota(&self.name, name, more)
     }
 
     /// What the stats say about it once it is removed.

@@ -9,6 +9,7 @@ use tierpack_shm::publish::{load_word, publish_word};
 use tierpack_shm::ring::Changed;
 use tierpack_shm::types::{BlockWord, CodecId, Extent, index};
 
+use super::quota::Place;
 use super::reclaim::end_of_clock;
 use super::{Inner, Key, Namespace};
 use crate::store::Outcome;
@@ -30,6 +31,7 @@ pub(crate) struct BlockCopy {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockState {
     pub(crate) word: BlockWord,
+    pub(crate) stored_bytes: u64,
     pub(crate) overlays: u64,
     /// Rows that they hold, each as often as they hold it.
     pub(crate) overlay_rows: u64,
@@ -61,14 +63,6 @@ impl Change {
             Stored::Block(block) => block.extent,
             Stored::Overlay(overlay) => overlay.extent,
             Stored::Moved(extent) => extent,
-        }
-    }
-
-    fn len_bytes(&self) -> u64 {
-        match &self.to {
-            Stored::Block(block) => block.extent.len_bytes(),
-            Stored::Overlay(overlay) => overlay.extent.len_bytes(),
-            Stored::Moved(extent) => extent.len_bytes(),
         }
     }
 }
@@ -113,9 +107,10 @@ impl Namespace {
         let mut inner = self.inner.lock();
         let word = self.word(&mut inner, key, block_idx)?;
         let block = inner.tensors[&key.name].content.block(block_idx);
-        let (overlays, overlay_rows) =
-            block.map_or((0, 0), |block| (block.overlays.len() as u64, block.overlay_rows()));
-        Ok(BlockState { word, overlays, overlay_rows })
+        let (stored_bytes, overlays, overlay_rows) = block.map_or((0, 0, 0), |block| {
+            (block.stored_bytes(), block.overlays.len() as u64, block.overlay_rows())
+        });
+        Ok(BlockState { word, stored_bytes, overlays, overlay_rows })
     }
 
     fn word(&self, inner: &mut Inner, key: &Key, block_idx: u64) -> Outcome<BlockWord> {
@@ -298,9 +293,8 @@ impl Namespace {
             Stored::Block(_) => content.block(change.block_idx).map_or(0, StoredBlock::stored_bytes),
             Stored::Overlay(_) | Stored::Moved(_) => 0,
         };
-        let more: u64 = changes.iter().map(Change::len_bytes).sum();
         let less: u64 = changes.iter().map(replaced).sum();
-        let after = (content.sums.stored_bytes + more).saturating_sub(less);
-        inner.check_quota(&self.name, &key.name, after)
+        // Their extents are taken, and so counted, already.
+        inner.check_quota(&self.name, Place::Blocks(&key.name, less), 0)
     }
 }

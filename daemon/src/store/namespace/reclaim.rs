@@ -7,16 +7,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tierpack_shm::directory::Slot;
 use tierpack_shm::epoch::{Leases, Stamp};
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{ErrorCode, Refusal};
 use tierpack_shm::types::{Extent, SlotIdx, index};
 
+use super::sums::Guard;
 use super::{Inner, Key, Namespace, Tensor};
-use crate::store::Outcome;
+use crate::store::budget::Charge;
 use crate::store::content::{Leftover, RetiredIndex};
+use crate::store::{Outcome, heap};
 
 /// Entries and extents that one turn under the lock goes through.
 const TURN: usize = 1024;
@@ -106,6 +108,8 @@ pub(super) struct Retired {
     slot: Option<Slot>,
     /// Free again once they are dropped.
     indexes: Vec<RetiredIndex>,
+    /// The heap that all this takes.
+    charge: Charge,
 }
 
 /// What the holders are asked about.
@@ -118,7 +122,7 @@ struct Summary {
 }
 
 impl Retired {
-    fn new(stamp: Stamp, slot_idx: SlotIdx, data: Vec<Extent>) -> Self {
+    fn new(stamp: Stamp, slot_idx: SlotIdx, data: Vec<Extent>, charge: Charge) -> Self {
         Self {
             stamp,
             since: Instant::now(),
@@ -128,6 +132,7 @@ impl Retired {
             directory: Vec::new(),
             slot: None,
             indexes: Vec::new(),
+            charge,
         }
     }
 
@@ -194,7 +199,7 @@ impl Namespace {
         has_freed
     }
 
-    fn locked(&self, patience: Patience) -> Option<MutexGuard<'_, Inner>> {
+    fn locked(&self, patience: Patience) -> Option<Guard<'_>> {
         match patience {
             Patience::All => Some(self.inner.lock()),
             Patience::OneTurn => self.inner.try_lock(),
@@ -235,6 +240,7 @@ impl Inner {
                 continue;
             }
             drop(retired.indexes);
+            drop(retired.charge);
             retired.directory.into_iter().for_each(|extent| self.directory.pool_mut().free(extent));
             retired.slot.into_iter().for_each(|slot| self.directory.give_slot(slot));
         }
@@ -243,16 +249,13 @@ impl Inner {
     }
 
     /// Hides a tensor; its memory is freed when no lease covers it.
-    pub(super) fn retire(&mut self, tensor: Tensor) -> Outcome<()> {
+    pub(super) fn retire(&mut self, tensor: Box<Tensor>) -> Outcome<()> {
         self.stored_bytes -= tensor.content.sums.stored_bytes;
         self.directory.unpublish(&tensor.slot).expect("the slot came from this directory");
         let stamp = self.step()?;
-        let retired = Retired::new(stamp, tensor.slot.idx(), tensor.content.into_extents().collect());
-        self.retired.push(Retired {
-            directory: vec![tensor.table, tensor.generations],
-            slot: Some(tensor.slot),
-            ..retired
-        });
+        let Tensor { content, slot, table, generations, charge, .. } = *tensor;
+        let retired = Retired::new(stamp, slot.idx(), content.into_extents().collect(), charge);
+        self.retired.push(Retired { directory: vec![table, generations], slot: Some(slot), ..retired });
         Ok(())
     }
 
@@ -264,7 +267,9 @@ impl Inner {
         }
         let stamp = self.step()?;
         let has_index = !indexes.is_empty();
-        self.retired.push(Retired { indexes, ..Retired::new(stamp, slot_idx, data) });
+        // It cannot be refused: the words are stored already. Updates look for room before they begin.
+        let charge = self.budget.charge_anyway(&self.heap, heap::of_retired(data.len()));
+        self.retired.push(Retired { indexes, ..Retired::new(stamp, slot_idx, data, charge) });
         if has_index {
             reach(Point::IndexRetired);
         }

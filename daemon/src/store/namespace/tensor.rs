@@ -14,6 +14,7 @@ use tierpack_shm::types::{CodecChoice, CodecId, Extent, SlotIdx};
 
 use super::{Inner, Namespace};
 use crate::store::Outcome;
+use crate::store::budget::Charge;
 use crate::store::content::Content;
 
 /// Changed tensors that one look goes through.
@@ -42,6 +43,8 @@ pub(in crate::store) struct Tensor {
     /// Held by whoever stores blocks of it, one at a time: see the module `update`.
     pub(super) writing: Arc<Mutex<()>>,
     pub(super) refit: RefitRecord,
+    /// The heap that it takes.
+    pub(super) charge: Charge,
 }
 
 /// What the refit thread knows about a tensor.
@@ -101,6 +104,7 @@ impl Tensor {
         publication: u64,
         table: Extent,
         generations: Extent,
+        charge: Charge,
     ) -> Self {
         // A put chooses by its first chunk; what is longer than that has not been looked at as a whole.
         let raw_bytes = content.geometry.raw_bytes();
@@ -122,7 +126,13 @@ impl Tensor {
             last_update: Instant::now(),
             has_small_gain: false,
         };
-        Self { content, slot, publication, table, generations, writing: Arc::default(), refit }
+        Self { content, slot, publication, table, generations, writing: Arc::default(), refit, charge }
+    }
+
+    /// What counts of it against the quota.
+    pub(super) fn counted_bytes(&self) -> u64 {
+        let directory = self.table.len_bytes() + self.generations.len_bytes();
+        self.content.sums.stored_bytes + directory + self.charge.len()
     }
 
     /// Whether the refit thread has something to look at.
@@ -246,7 +256,7 @@ impl Namespace {
             if let Some((tensor, due)) = tensor.and_then(|tensor| Some((tensor, tensor.due(is_auto)?))) {
                 found.push((tensor.target(&name), due));
             }
-            if !tensor.is_some_and(Tensor::is_due) {
+            if !tensor.is_some_and(|tensor| tensor.is_due()) {
                 changed.remove(&name);
             }
         }

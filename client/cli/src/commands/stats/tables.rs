@@ -45,6 +45,7 @@ fn daemon_rows(stats: &Stats) -> Vec<(&'static str, String)> {
         ("  of that puts under way", size(pool.reserved_bytes)),
         ("  of that held by leases", size(pool.held_bytes)),
         ("  at most held", size(pool.max_held_bytes)),
+        ("names and tables (heap)", size(pool.heap_bytes)),
         ("tensors, raw", size(pool.raw_bytes)),
         ("tensors, stored", size(pool.stored_bytes)),
         ("  of that overlays", size(stats.namespaces.iter().map(|found| found.overlay_bytes).sum())),

@@ -6,6 +6,7 @@ use tierpack_shm::sync::Ordering;
 
 use super::*;
 use crate::store::access::{Access, Caller};
+use crate::store::budget::Budget;
 
 /// Extents of 64 bytes that are retired at first, each by a step of its own.
 const RETIRED: usize = 3000;
@@ -21,8 +22,10 @@ impl World {
         let id = NamespaceId { instance: 9, namespace: 4 };
         let caller = Caller::new(Peer { pid: 1, uid: 1, gid: 1 }, Vec::new(), 1);
         let segment = || Segment::create(MIN_SEGMENT_BYTES).unwrap();
-        let retiring = Arc::default();
-        let namespace = Namespace::new(id, "n".into(), Access::of(&caller), (segment(), 1), &retiring);
+        let (retiring, budget) = (Arc::default(), Arc::new(Budget::new(MIN_SEGMENT_BYTES)));
+        let charge = budget.charge(&Arc::default(), 0).unwrap();
+        let (access, header) = (Access::of(&caller), (segment(), 1));
+        let namespace = Namespace::new(id, "n".into(), access, header, (budget, charge), &retiring);
         let page = Arc::new(ClientPage::create(id).unwrap().0);
         namespace.attach(1, Arc::clone(&page));
         let mut inner = namespace.inner.lock();
