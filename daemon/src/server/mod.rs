@@ -32,6 +32,7 @@ use crate::store::transfer::Transfers;
 pub(crate) mod accept;
 pub(crate) mod events;
 mod requests;
+mod rights;
 pub(crate) mod session;
 
 use accept::Front;
@@ -335,7 +336,8 @@ impl Server {
             self.board.request(result.is_ok());
             self.sessions[key].send(&DaemonMessage::Reply { id, result }, passed);
             if let Some((namespace, segments)) = more {
-                self.sessions[key].announce(namespace, segments);
+                let unsent = self.sessions[key].announce(namespace, segments);
+                self.give_up(session, namespace, &unsent);
             }
             return;
         }
@@ -370,13 +372,13 @@ impl Server {
             ClientPage::create(id).map_err(|error| Refusal::new(ErrorCode::Internal, chain(&error)))?;
         reach(Point::AttachPage);
         let page = Arc::new(page);
-        let mut segments = namespace.attach(session.number, Arc::clone(&page));
+        let mut segments = namespace.attach(session.number, &session.caller, Arc::clone(&page))?;
         let header_at =
             segments.iter().position(|(id, _)| (id.kind, id.index) == (SegmentKind::Directory, 0));
         let (header, segment) = segments.swap_remove(header_at.expect("segment 0 of the directory stays"));
         self.board.session_attached(session.number, name, &page);
         let held = BTreeSet::from([header]);
-        session.attached.insert(id.namespace, Attached { namespace, held });
+        session.attached.insert(id.namespace, Attached { namespace, held, is_lost: false });
         let reply = Reply::Attached { id, header_len: segment.len(), header };
         Ok((reply, vec![Passed::Owned(fd), Passed::Segment(segment)], Some((id.namespace, segments))))
     }
@@ -400,11 +402,8 @@ impl Server {
                         self.transfers.abort_session(&self.store, session);
                     }
                 }
-                Event::Announce { namespace, id, segment } => {
-                    for (_, session) in &mut self.sessions {
-                        session.announce(namespace, vec![(id, Arc::clone(&segment))]);
-                    }
-                }
+                Event::Announce { namespace, id, segment } => self.announce(namespace, id, &segment),
+                Event::RightsChanged { namespace } => self.revoke(namespace),
                 Event::Retire { namespace, id, segment } => self.retire_segment(namespace, id, segment),
                 Event::Panicked(text) => return Err(Error::Panicked { text }),
             }

@@ -12,7 +12,7 @@ use nix::sys::socket::{Shutdown as Side, shutdown};
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::message::{DaemonMessage, SegmentId, encode};
 use tierpack_shm::segment::Segment;
-use tierpack_shm::socket::{MAX_DESCRIPTORS, Peer, send};
+use tierpack_shm::socket::{Peer, send};
 
 use crate::store::Namespace;
 use crate::store::access::Caller;
@@ -56,9 +56,9 @@ impl AsFd for Passed {
 }
 
 #[derive(Debug)]
-struct Outgoing {
-    bytes: Vec<u8>,
-    descriptors: Vec<Passed>,
+pub(super) struct Outgoing {
+    pub(super) bytes: Vec<u8>,
+    pub(super) descriptors: Vec<Passed>,
 }
 
 /// A namespace that a session is attached to.
@@ -67,6 +67,8 @@ pub(crate) struct Attached {
     pub(crate) namespace: Arc<Namespace>,
     /// Segments whose descriptors were sent, or wait to be, and that it has not given up.
     pub(crate) held: BTreeSet<SegmentId>,
+    /// Whether its peer has lost the right to read it: it is sent no descriptor of it any more.
+    pub(crate) is_lost: bool,
 }
 
 /// A connected client.
@@ -84,8 +86,8 @@ pub(crate) struct Session {
     /// Whether its client has ended its leases and is about to close.
     pub(crate) said_goodbye: bool,
     fd: OwnedFd,
-    waiting: VecDeque<Outgoing>,
-    waiting_bytes: usize,
+    pub(super) waiting: VecDeque<Outgoing>,
+    pub(super) waiting_bytes: usize,
     stuck_since: Option<Instant>,
 }
 
@@ -134,17 +136,6 @@ impl Session {
                 "peer does not read its messages"
             );
             self.end();
-        }
-    }
-
-    /// Announces segments, as many per message as descriptors fit.
-    pub(crate) fn announce(&mut self, namespace: u32, segments: Vec<(SegmentId, Arc<Segment>)>) {
-        let Some(attached) = self.attached.get_mut(&namespace) else { return };
-        let fresh: Vec<_> = segments.into_iter().filter(|(id, _)| attached.held.insert(*id)).collect();
-        for run in fresh.chunks(MAX_DESCRIPTORS) {
-            let named = run.iter().map(|(id, segment)| (*id, segment.len())).collect();
-            let descriptors = run.iter().map(|(_, segment)| Passed::Segment(Arc::clone(segment))).collect();
-            self.send(&DaemonMessage::Segments { namespace, segments: named }, descriptors);
         }
     }
 

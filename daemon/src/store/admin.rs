@@ -11,8 +11,10 @@ use tierpack_shm::message::{ErrorCode, MAX_NAMESPACE_BYTES, NamespaceChange, Nam
 use tierpack_shm::page::NamespaceId;
 
 use super::access::{Access, Caller, check_mode};
+use super::budget::Purpose;
 use super::namespace::Namespace;
 use super::{Outcome, Store};
+use crate::server::events::Event;
 
 /// Namespaces of one daemon: each costs a directory segment.
 const MAX_NAMESPACES: usize = 4096;
@@ -41,8 +43,9 @@ impl Store {
             let text = format!("namespace {name:?} would be one more than the limit of {MAX_NAMESPACES}");
             return Err(Refusal::new(ErrorCode::Limit, text));
         }
-        let segment =
-            self.budgeted_segment(MIN_SEGMENT_BYTES).ok_or_else(|| self.full(MIN_SEGMENT_BYTES))??;
+        let segment = self
+            .budgeted_segment(MIN_SEGMENT_BYTES, Purpose::Growth)
+            .ok_or_else(|| self.full(MIN_SEGMENT_BYTES))??;
         let mut namespaces = self.namespaces.write();
         if let Some(found) = namespaces.get(name) {
             self.budget.start_return(segment.len());
@@ -83,10 +86,17 @@ impl Store {
         caller: &Caller,
         change: &NamespaceChange,
     ) -> Outcome<()> {
-        self.namespace(name)?.change_access(|access| {
+        let namespace = self.namespace(name)?;
+        let has_changed = namespace.change_access(|access| {
             access.check_owner(name, caller)?;
             apply(access, name, caller, change)
-        })
+        })?;
+        if has_changed {
+            self.keep_back();
+            // Before the reply, which goes the same way: then who may not read is sent nothing more.
+            self.events.send(Event::RightsChanged { namespace: namespace.id.namespace });
+        }
+        Ok(())
     }
 
     pub(crate) fn remove_namespace(&self, name: &str, caller: &Caller, with_tensors: bool) -> Outcome<()> {
@@ -94,10 +104,11 @@ impl Store {
         let missing = || Refusal::new(ErrorCode::NotFound, format!("namespace {name:?} does not exist"));
         let namespace = Arc::clone(namespaces.get(name).ok_or_else(missing)?);
         namespace.change_access(|access| access.check_owner(name, caller))?;
-        namespace.clear(with_tensors)?;
+        let removed = namespace.begin_removal(with_tensors)?;
         namespaces.remove(name);
-        self.removed.lock().push(namespace);
+        self.removed.lock().push(Arc::clone(&namespace));
         drop(namespaces);
+        namespace.clear(removed)?;
         tracing::info!(namespace = name, uid = caller.uid, "namespace removed");
         self.reclaim();
         self.trim(0);

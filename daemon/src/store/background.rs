@@ -245,6 +245,7 @@ impl Background {
     /// Looks for memory that could return to the system.
     fn look_for_room(&mut self) {
         self.store.trim_resting();
+        self.store.keep_back();
         if self.compaction.is_none() && !self.is_held() {
             let namespaces = self.store.namespaces();
             self.compaction = namespaces.iter().find_map(|namespace| self.store.compaction(namespace));

@@ -5,6 +5,15 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
+/// What a segment is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// More room for tensors or directories.
+    Growth,
+    /// Another segment is emptied into it.
+    Emptying,
+}
+
 #[derive(Debug, Default)]
 struct Taken {
     /// Bytes of segments, the returning ones included.
@@ -23,6 +32,8 @@ pub(crate) struct Budget {
     returned: Condvar,
     /// Bytes promised to puts under way.
     reserved: AtomicU64,
+    /// Bytes that only compaction may take, so that it can empty segments of a full pool.
+    kept_back: AtomicU64,
     warned_unlocked: AtomicBool,
 }
 
@@ -33,6 +44,7 @@ impl Budget {
             taken: Mutex::default(),
             returned: Condvar::new(),
             reserved: AtomicU64::new(0),
+            kept_back: AtomicU64::new(0),
             warned_unlocked: AtomicBool::new(false),
         }
     }
@@ -41,10 +53,23 @@ impl Budget {
         self.size
     }
 
+    /// What tensors may take: the size, less what is kept back for compaction.
+    pub(crate) fn usable(&self) -> u64 {
+        self.size.saturating_sub(self.kept_back())
+    }
+
+    fn limit_for(&self, purpose: Purpose) -> u64 {
+        match purpose {
+            Purpose::Growth => self.usable(),
+            Purpose::Emptying => self.size,
+        }
+    }
+
     /// Takes `len` bytes if they are left.
-    pub(crate) fn take(&self, len: u64) -> bool {
+    pub(crate) fn take(&self, len: u64, purpose: Purpose) -> bool {
         let mut taken = self.taken.lock();
-        let fits = taken.segments.checked_add(len).is_some_and(|total| total <= self.size);
+        let limit = self.limit_for(purpose);
+        let fits = taken.segments.checked_add(len).is_some_and(|total| total <= limit);
         if fits {
             taken.segments += len;
         }
@@ -57,8 +82,22 @@ impl Budget {
         self.returned.notify_all();
     }
 
-    pub(crate) fn left(&self) -> u64 {
-        self.size - self.taken.lock().segments
+    pub(crate) fn left(&self, purpose: Purpose) -> u64 {
+        self.limit_for(purpose).saturating_sub(self.taken.lock().segments)
+    }
+
+    /// Sets what is kept back for compaction; what is taken of it is given back by the segments that it empties.
+    pub(crate) fn keep_back(&self, len: u64) {
+        self.kept_back.store(len, Ordering::Relaxed);
+    }
+
+    pub(crate) fn kept_back(&self) -> u64 {
+        self.kept_back.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing of what is kept back is taken.
+    pub(crate) fn is_kept_back_whole(&self) -> bool {
+        self.taken.lock().segments <= self.usable()
     }
 
     pub(crate) fn start_return(&self, len: u64) {
@@ -130,22 +169,37 @@ mod tests {
     #[test]
     fn never_gives_more_than_its_size() {
         let budget = Budget::new(10);
-        assert!(budget.take(6) && !budget.take(5) && budget.take(4));
-        assert!(!budget.take(u64::MAX));
-        assert_eq!(budget.left(), 0);
+        let take = |len| budget.take(len, Purpose::Growth);
+        assert!(take(6) && !take(5) && take(4));
+        assert!(!take(u64::MAX));
+        assert_eq!(budget.left(Purpose::Growth), 0);
+    }
+
+    #[test]
+    fn only_compaction_takes_what_is_kept_back() {
+        let budget = Budget::new(10);
+        budget.keep_back(3);
+        assert!(budget.take(6, Purpose::Growth) && !budget.take(2, Purpose::Growth));
+        assert_eq!((budget.left(Purpose::Growth), budget.left(Purpose::Emptying)), (1, 4));
+        assert!(budget.take(2, Purpose::Emptying) && !budget.is_kept_back_whole());
+        budget.start_return(2);
+        budget.end_return(2, false);
+        assert!(budget.is_kept_back_whole() && budget.take(1, Purpose::Growth));
+        budget.keep_back(30);
+        assert_eq!((budget.usable(), budget.left(Purpose::Growth)), (0, 0));
     }
 
     #[test]
     fn wakes_who_waits_for_a_return() {
         let budget = Arc::new(Budget::new(10));
-        assert!(budget.take(10));
+        assert!(budget.take(10, Purpose::Growth));
         budget.start_return(10);
         let waiter = thread::spawn({
             let budget = Arc::clone(&budget);
             move || budget.wait_returned(Instant::now() + Duration::from_secs(60))
         });
         budget.end_return(10, false);
-        assert!(waiter.join().unwrap() || budget.left() == 10);
+        assert!(waiter.join().unwrap() || budget.left(Purpose::Growth) == 10);
         assert!(!budget.wait_returned(Instant::now() + Duration::from_secs(60)), "nothing is on its way");
     }
 }

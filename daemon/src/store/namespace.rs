@@ -3,36 +3,43 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use tierpack_shm::attachment::SlotRef;
-use tierpack_shm::directory::{Directory, Slot, SlotFields};
+use tierpack_shm::directory::{Directory, NoSlot, Slot, SlotFields};
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, slot, table};
-use tierpack_shm::message::{Entry, ErrorCode, RefitState, Refusal, SegmentId};
+use tierpack_shm::message::{Entry, ErrorCode, Refusal, SegmentId};
 use tierpack_shm::page::{ClientPage, NamespaceId};
 use tierpack_shm::pool::{Fresh, Pool};
 use tierpack_shm::segment::{Segment, SegmentKind};
-use tierpack_shm::stats::NamespaceStats;
 use tierpack_shm::types::{BlockWord, Extent, UNIT_BYTES};
 
 use super::Outcome;
-use super::access::Access;
+use super::access::{Access, Caller, Right};
 use super::content::{Content, StoredMetadata};
 use super::file_metadata::SharedText;
 use crate::size::ByteSize;
 
 mod admin;
+mod audience;
 mod blocks;
 mod reclaim;
+mod stats;
 mod tensor;
 mod verify;
 
+use audience::Audience;
+pub(in crate::store) use blocks::BLOCKS;
 pub(crate) use blocks::{BlockCopy, Change, Intent, NewGeneration, Stored};
 pub(crate) use reclaim::Holds;
 use reclaim::Retired;
 use tensor::Tensor;
 pub(crate) use tensor::{Due, Key, Target};
+
+/// Tensors that one turn under the lock goes through.
+pub(super) const BATCH: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Inner {
@@ -40,13 +47,18 @@ pub(super) struct Inner {
     pub(super) data: Pool,
     directory: Directory,
     pub(super) tensors: BTreeMap<String, Tensor>,
-    /// Stored bytes of `tensors`.
+    /// Stored and raw bytes of `tensors`.
     stored_bytes: u64,
+    raw_bytes: u64,
     retired: VecDeque<Retired>,
     /// Names of tensors that changed since the refit thread looked at them.
     changed: BTreeSet<String>,
     /// The one that was looked at last.
     changed_cursor: Option<String>,
+    /// Who was sent which segment.
+    audience: Audience,
+    /// When compaction last looked in vain for something to move out of a segment that is barred.
+    pub(super) looked_through: HashMap<usize, Instant>,
     /// Serial numbers of the segments that are present.
     serials: HashMap<(SegmentKind, u32), u64>,
     /// Whether a put was ever committed, or the namespace was asked for: then it stays, even when it is empty.
@@ -59,6 +71,8 @@ pub(super) struct Inner {
     was_used: bool,
     /// Whether it was removed: nothing can be published any more.
     is_removed: bool,
+    /// Whether its tensors are on their way out.
+    is_clearing: bool,
     /// Whether its segments were given back to the budget.
     is_buried: bool,
 }
@@ -88,15 +102,19 @@ impl Namespace {
             directory: Directory::new(header, id),
             tensors: BTreeMap::new(),
             stored_bytes: 0,
+            raw_bytes: 0,
             retired: VecDeque::new(),
             changed: BTreeSet::new(),
             changed_cursor: None,
+            audience: Audience::default(),
+            looked_through: HashMap::new(),
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
             was_published: false,
             pages: Vec::new(),
             puts: 0,
             was_used: false,
             is_removed: false,
+            is_clearing: false,
             is_buried: false,
         };
         Self { id, name, growing: Mutex::new(()), inner: Mutex::new(inner) }
@@ -107,6 +125,11 @@ impl Namespace {
         let mut inner = self.inner.lock();
         inner.was_used = true;
         inner.data.allocate(len)
+    }
+
+    /// As [`Namespace::allocate`], for what is moved out of another segment: in reserved segments first.
+    pub(super) fn allocate_for_move(&self, len: u64) -> Option<Fresh> {
+        self.inner.lock().allocate_for_move(len)
     }
 
     /// Whether nothing was allocated since the last call.
@@ -133,9 +156,11 @@ impl Namespace {
     }
 
     /// Adds a segment, and tells of it by `announce` before anybody can take it out again.
+    ///
+    /// Of a reserved one only [`Namespace::allocate_for_move`] gives.
     pub(super) fn add_segment(
         &self,
-        kind: SegmentKind,
+        (kind, is_reserved): (SegmentKind, bool),
         segment: Segment,
         serial: u64,
         announce: impl FnOnce(SegmentId, Arc<Segment>),
@@ -151,7 +176,11 @@ impl Namespace {
                 format!("namespace {:?} has no address left for another {} segment", self.name, kind.name());
             return Err(Refusal::new(ErrorCode::PoolFull, text));
         };
-        pool.add(segment_idx, Arc::clone(&segment), 0);
+        if is_reserved {
+            pool.add_reserved(segment_idx, Arc::clone(&segment));
+        } else {
+            pool.add(segment_idx, Arc::clone(&segment), 0);
+        }
         let index = u32::try_from(segment_idx).expect("at most MAX_SEGMENTS");
         inner.serials.insert((kind, index), serial);
         let id = SegmentId { kind, index, serial };
@@ -160,15 +189,20 @@ impl Namespace {
         Ok(id)
     }
 
-    /// Takes out data segments in which nothing is used, the first `keep` of them aside, and tells of each by
-    /// `retire` in the order of all that is told of this namespace.
+    /// Takes out data segments in which nothing is used, the first `keep` of them that could be used again aside, and
+    /// tells of each by `retire` in the order of all that is told of this namespace.
     pub(super) fn take_free_segments(&self, keep: usize, mut retire: impl FnMut(SegmentId, Arc<Segment>)) {
         let mut inner = self.inner.lock();
         if inner.is_buried {
             return;
         }
         for (kind, keep) in [(SegmentKind::Data, keep), (SegmentKind::Directory, 0)] {
-            for segment_idx in inner.pool_mut(kind).free_segments().into_iter().skip(keep) {
+            let pool = inner.pool_mut(kind);
+            let (barred, free): (Vec<_>, Vec<_>) = pool
+                .free_segments()
+                .into_iter()
+                .partition(|segment_idx| pool.is_segment_barred(*segment_idx));
+            for segment_idx in barred.into_iter().chain(free.into_iter().skip(keep)) {
                 let index = u32::try_from(segment_idx).expect("at most MAX_SEGMENTS");
                 // Segment 0 of the directory holds the header.
                 if (kind, index) == (SegmentKind::Directory, 0) {
@@ -176,6 +210,7 @@ impl Namespace {
                 }
                 let segment = inner.pool_mut(kind).take_if_free(segment_idx);
                 let serial = inner.serials.remove(&(kind, index)).unwrap_or_default();
+                inner.audience.forget((kind, index));
                 if let Some(segment) = segment {
                     retire(SegmentId { kind, index, serial }, segment);
                 }
@@ -200,6 +235,11 @@ impl Namespace {
     /// Gives of every data segment again, those that are being emptied included.
     pub(super) fn open_segments(&self) {
         self.inner.lock().data.open_segments();
+    }
+
+    /// Gives of reserved segments to everyone.
+    pub(super) fn open_reserved_segments(&self) {
+        self.inner.lock().data.open_reserved_segments();
     }
 
     pub(super) fn vacate(&self, id: SegmentId) {
@@ -239,8 +279,18 @@ impl Namespace {
             content.into_extents().for_each(|extent| inner.data.free(extent));
             return Err(refusal);
         }
-        let Some((slot, table, generations)) = inner.directory_parts(&content) else {
-            return Ok(Err(content));
+        let (slot, table, generations) = match inner.directory_parts(&content) {
+            Ok(parts) => parts,
+            Err(NoSlot::Room) => return Ok(Err(content)),
+            Err(NoSlot::Limit(limit)) => {
+                content.into_extents().for_each(|extent| inner.data.free(extent));
+                let text = format!(
+                    "all {limit} slots of namespace {:?} are in use, by tensors and by removed ones that clients \
+                     still read: remove tensors, or put into another namespace",
+                    self.name
+                );
+                return Err(Refusal::new(ErrorCode::Limit, text));
+            }
         };
         let fields = SlotFields {
             table: &table,
@@ -258,6 +308,7 @@ impl Namespace {
         let tensor = Tensor::new(content, slot, publication, table, generations);
         let entry = tensor.entry(&self.name, name, &inner.directory);
         inner.stored_bytes += entry.stored_bytes;
+        inner.raw_bytes += entry.raw_bytes;
         if tensor.is_due() {
             inner.changed.insert(name.to_owned());
         }
@@ -295,39 +346,24 @@ impl Namespace {
     }
 
     /// Counts a session in: from now on its leases hold memory. Gives what it must map.
-    pub(crate) fn attach(&self, session: u64, page: Arc<ClientPage>) -> Vec<(SegmentId, Arc<Segment>)> {
+    pub(crate) fn attach(
+        &self,
+        session: u64,
+        caller: &Arc<Caller>,
+        page: Arc<ClientPage>,
+    ) -> Outcome<Vec<(SegmentId, Arc<Segment>)>> {
         let mut inner = self.inner.lock();
+        inner.access.check(&self.name, caller, Right::Read)?;
         inner.pages.push((session, page));
-        inner.present_segments()
+        let segments = inner.present_segments();
+        let ids: Vec<_> = segments.iter().map(|(id, _)| *id).collect();
+        inner.note_sent(caller, &ids);
+        Ok(segments)
     }
 
     /// Counts a session out: the kernel has reported it gone, and its leases with it.
     pub(crate) fn detach(&self, session: u64) {
         self.inner.lock().pages.retain(|(attached, _)| *attached != session);
-    }
-
-    pub(crate) fn stats(&self) -> NamespaceStats {
-        let inner = self.inner.lock();
-        let mut stats = NamespaceStats::default();
-        stats.name.clone_from(&self.name);
-        stats.tensors = inner.tensors.len() as u64;
-        stats.raw_bytes = inner.tensors.values().map(|tensor| tensor.content.geometry.raw_bytes()).sum();
-        stats.stored_bytes = inner.stored_bytes;
-        stats.used_bytes = inner.data.used_bytes();
-        stats.directory_bytes = inner.directory.pool().used_bytes();
-        stats.held_bytes = inner.held_bytes();
-        stats.data_segment_bytes = inner.data.segment_bytes();
-        stats.segment_bytes = inner.data.segment_bytes() + inner.directory.pool().segment_bytes();
-        stats.epoch = inner.directory.epoch();
-        for tensor in inner.tensors.values() {
-            stats.overlay_bytes += tensor.content.sums.overlay_bytes;
-            stats.generations += u64::from(tensor.content.generations.n_alive());
-            stats.refits += tensor.refit.refits;
-            stats.predicted_bytes += tensor.predicted_bytes();
-            stats.reencoded_bytes += tensor.refit.reencoded_bytes;
-            stats.refitting += u64::from(tensor.refit.state != RefitState::Idle);
-        }
-        stats
     }
 
     fn not_found(&self, name: &str) -> Refusal {
@@ -387,25 +423,32 @@ impl Inner {
         Err(Refusal::new(ErrorCode::Exists, text))
     }
 
-    /// A slot and the two tables of a tensor; `None`, and nothing taken, when the directory has no room.
-    fn directory_parts(&mut self, content: &Content) -> Option<(Slot, Extent, Extent)> {
+    fn allocate_for_move(&mut self, len: u64) -> Option<Fresh> {
+        self.data.allocate_reserved(len).or_else(|| self.data.allocate(len))
+    }
+
+    /// A slot and the two tables of a tensor.
+    ///
+    /// # Errors
+    /// What is missing; nothing is taken then.
+    fn directory_parts(&mut self, content: &Content) -> Result<(Slot, Extent, Extent), NoSlot> {
         let words: Vec<BlockWord> = content.blocks().map(|block| block.word(1)).collect();
         let slot = self.directory.take_slot()?;
         let Some(table) = self.directory.new_table(&words) else {
             self.directory.give_slot(slot);
-            return None;
+            return Err(NoSlot::Room);
         };
         let Some(generations) = self.directory.new_generations() else {
             self.directory.give_slot(slot);
             self.directory.pool_mut().free(table);
-            return None;
+            return Err(NoSlot::Room);
         };
         for (generation_idx, StoredMetadata { number, len, extent, .. }) in content.generations.live() {
             let entered =
                 self.directory.set_generation(&generations, *generation_idx, (*number, *len), extent);
             entered.expect("the table was made above");
         }
-        Some((slot, table, generations))
+        Ok((slot, table, generations))
     }
 }
 

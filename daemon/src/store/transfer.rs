@@ -223,16 +223,24 @@ impl Transfers {
     pub(crate) fn chunk(
         &self,
         store: &Store,
-        session: u64,
+        (session, caller): (u64, &Caller),
         id: u64,
         first_block: u64,
         data: &ChunkData,
     ) -> Outcome<()> {
-        self.get(id, session)?.chunk(store, first_block, data)
+        let transfer = self.get(id, session)?;
+        // Each time: a right may have been taken away since the put began.
+        transfer.namespace.check(caller, Right::Write)?;
+        transfer.chunk(store, first_block, data)
     }
 
-    pub(crate) fn commit(&self, store: &Store, session: u64, id: u64) -> Outcome<Entry> {
-        self.take(id, session)?.commit(store)
+    pub(crate) fn commit(&self, store: &Store, (session, caller): (u64, &Caller), id: u64) -> Outcome<Entry> {
+        let transfer = self.take(id, session)?;
+        if let Err(refusal) = transfer.namespace.check(caller, Right::Write) {
+            transfer.abort(store);
+            return Err(refusal);
+        }
+        transfer.commit(store)
     }
 
     pub(crate) fn abort(&self, store: &Store, session: u64, id: u64) -> Outcome<()> {

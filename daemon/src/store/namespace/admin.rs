@@ -1,10 +1,21 @@
 //! A namespace as a whole: who may do what in it, how much it may hold, and its end.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{ErrorCode, NamespaceEntry, Refusal};
 
-use super::Namespace;
+use super::{BATCH, Namespace, Tensor};
 use crate::store::Outcome;
 use crate::store::access::{Access, Caller, Right};
+
+/// The tensors of a namespace that was removed.
+#[derive(Debug)]
+pub(in crate::store) struct Removed {
+    tensors: BTreeMap<String, Tensor>,
+    /// Dropped with the rest, without the lock.
+    _changed: BTreeSet<String>,
+}
 
 impl Namespace {
     /// Refuses a caller who may not.
@@ -17,16 +28,22 @@ impl Namespace {
         self.inner.lock().access.allows(caller, Right::Read)
     }
 
-    /// Changes owner, group, mode or quota, if `change` allows it.
+    /// Changes owner, group, mode or quota, if `change` allows it; says whether rights have changed.
+    ///
+    /// From here on nothing new goes to where somebody can see it who may not read now.
     pub(in crate::store) fn change_access(
         &self,
         change: impl FnOnce(&mut Access) -> Outcome<()>,
-    ) -> Outcome<()> {
+    ) -> Outcome<bool> {
         let mut inner = self.inner.lock();
         let mut access = inner.access;
         change(&mut access)?;
-        inner.access = access;
-        Ok(())
+        let before = std::mem::replace(&mut inner.access, access);
+        let has_changed = !access.has_rights_of(&before);
+        if has_changed {
+            inner.bar_lost();
+        }
+        Ok(has_changed)
     }
 
     /// What `tierpack ns ls` says about it.
@@ -43,11 +60,14 @@ impl Namespace {
     /// Whether it can go: nobody maps it, and nothing is in it or on its way out.
     pub(in crate::store) fn is_abandoned(&self) -> bool {
         let inner = self.inner.lock();
-        inner.pages.is_empty() && inner.tensors.is_empty() && inner.retired.is_empty() && inner.puts == 0
+        let is_empty = inner.tensors.is_empty() && !inner.is_clearing && inner.retired.is_empty();
+        inner.pages.is_empty() && is_empty && inner.puts == 0
     }
 
     /// Takes all tensors away, or refuses when there are some and they are not to go.
-    pub(in crate::store) fn clear(&self, with_tensors: bool) -> Outcome<()> {
+    ///
+    /// They can be found no more, but are visible to handles until [`Namespace::clear`] has retired them.
+    pub(in crate::store) fn begin_removal(&self, with_tensors: bool) -> Outcome<Removed> {
         let mut inner = self.inner.lock();
         if !with_tensors && !inner.tensors.is_empty() {
             let n = inner.tensors.len();
@@ -57,9 +77,26 @@ impl Namespace {
             );
             return Err(Refusal::new(ErrorCode::Invalid, text));
         }
-        inner.is_removed = true;
-        let tensors = std::mem::take(&mut inner.tensors);
-        tensors.into_values().try_for_each(|tensor| inner.retire(tensor))
+        (inner.is_removed, inner.is_clearing) = (true, true);
+        (inner.stored_bytes, inner.raw_bytes) = (0, 0);
+        let changed = std::mem::take(&mut inner.changed);
+        Ok(Removed { tensors: std::mem::take(&mut inner.tensors), _changed: changed })
+    }
+
+    /// Retires what [`Namespace::begin_removal`] took, a few tensors at a time: nobody waits for all of them.
+    pub(in crate::store) fn clear(&self, removed: Removed) -> Outcome<()> {
+        let mut tensors = removed.tensors.into_values();
+        let mut outcome = Ok(());
+        while outcome.is_ok() {
+            let batch: Vec<_> = tensors.by_ref().take(BATCH).collect();
+            if batch.is_empty() {
+                break;
+            }
+            outcome = self.inner.lock().retire_uncounted(batch);
+            reach(Point::BatchRetired);
+        }
+        self.inner.lock().is_clearing = false;
+        outcome
     }
 
     /// Counts a put in or out: the namespace stays while one is under way.

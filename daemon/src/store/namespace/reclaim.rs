@@ -96,17 +96,25 @@ impl Inner {
     /// Hides a tensor; its memory is freed when no lease covers it.
     pub(super) fn retire(&mut self, tensor: Tensor) -> Outcome<()> {
         self.stored_bytes -= tensor.content.sums.stored_bytes;
-        self.directory.unpublish(&tensor.slot).expect("the slot came from this directory");
-        let stamp = self.step()?;
-        self.retired.push_back(Retired {
+        self.raw_bytes -= tensor.content.geometry.raw_bytes();
+        self.retire_uncounted(vec![tensor])
+    }
+
+    /// As [`Inner::retire`], for tensors whose bytes are counted no more, in one step of the epoch.
+    pub(super) fn retire_uncounted(&mut self, tensors: Vec<Tensor>) -> Outcome<()> {
+        for tensor in &tensors {
+            self.directory.unpublish(&tensor.slot).expect("the slot came from this directory");
+        }
+        let (stamp, since) = (self.step()?, Instant::now());
+        self.retired.extend(tensors.into_iter().map(|tensor| Retired {
             stamp,
-            since: Instant::now(),
+            since,
             slot_idx: tensor.slot.idx(),
             data: tensor.content.into_extents().collect(),
             directory: vec![tensor.table, tensor.generations],
             slot: Some(tensor.slot),
             indexes: Vec::new(),
-        });
+        }));
         Ok(())
     }
 
@@ -142,11 +150,11 @@ impl Inner {
         generation_idx: u8,
         (number, len): (u32, u32),
     ) -> Outcome<bool> {
+        let Some(mut fresh) = self.allocate_for_move(u64::from(len)) else { return Ok(false) };
         let Self { tensors, data, directory, .. } = self;
         let tensor = tensors.get_mut(&key.name).expect("the caller has found it, under the same lock");
         let found = tensor.content.generations.get(generation_idx);
         let old = &found.expect("the caller has found it, under the same lock").extent;
-        let Some(mut fresh) = data.allocate(u64::from(len)) else { return Ok(false) };
         fresh.write(0, &data.bytes(old).expect("the extent is this tensor's")[..index(u64::from(len))]);
         let extent = fresh.freeze();
         reach(Point::MetadataCopied);
