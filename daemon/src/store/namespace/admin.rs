@@ -110,3 +110,81 @@ impl Namespace {
         self.inner.lock().was_published = true;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tierpack_kernels::geometry::Geometry;
+    use tierpack_shm::layout::MIN_SEGMENT_BYTES;
+    use tierpack_shm::page::NamespaceId;
+    use tierpack_shm::segment::{Segment, SegmentKind};
+    use tierpack_shm::types::{Access as Layout, CodecChoice, CodecId, Dtype};
+
+    use super::*;
+    use crate::store::content::{Content, Description};
+
+    fn namespace() -> Namespace {
+        let access = Access { uid: 1, gid: 1, mode: 0o600, quota_bytes: None };
+        let header = Segment::create(MIN_SEGMENT_BYTES).unwrap();
+        Namespace::new(NamespaceId { instance: 1, namespace: 1 }, "ns".to_owned(), access, header, 1)
+    }
+
+    /// Publishes a tensor without rows; says whether there was room.
+    fn publish(namespace: &Namespace, name: &str) -> Outcome<bool> {
+        let geometry = Geometry::new(Dtype::U64, &[0, 8], Layout::Rows, None).unwrap();
+        let described = Description {
+            geometry,
+            shape: vec![0, 8],
+            row_elems: None,
+            choice: CodecChoice::Only(CodecId::Raw),
+            codec: CodecId::Raw,
+            predicted_bytes: None,
+            runner_up: None,
+            file_metadata: None,
+        };
+        namespace.publish(name, Content::new(described, Vec::new(), None), false).map(|done| done.is_ok())
+    }
+
+    #[test]
+    fn a_namespace_whose_slots_are_in_use_refuses_a_put_instead_of_growing() {
+        let namespace = namespace();
+        namespace.inner.lock().directory.limit_slots(40);
+        for n in 0..40 {
+            assert_eq!(publish(&namespace, &n.to_string()), Ok(true));
+        }
+        let refusal = publish(&namespace, "one more").unwrap_err();
+        assert_eq!(refusal.code(), Some(ErrorCode::Limit));
+        assert!(refusal.text.contains("all 40 slots of namespace \"ns\""), "{}", refusal.text);
+        namespace.remove("7").unwrap();
+        namespace.reclaim();
+        assert_eq!(publish(&namespace, "one more"), Ok(true), "a slot that is free again");
+    }
+
+    #[test]
+    fn tensors_of_a_removed_namespace_retire_in_bounded_batches() {
+        const N: usize = 2 * BATCH + 88;
+        let namespace = namespace();
+        for n in 0..N {
+            while !publish(&namespace, &n.to_string()).unwrap() {
+                let segment = Segment::create(MIN_SEGMENT_BYTES).unwrap();
+                let added = namespace.add_segment((SegmentKind::Directory, false), segment, 2, |_, _| ());
+                added.unwrap();
+            }
+        }
+        assert_eq!((namespace.stats().tensors, namespace.stats().generations), (N as u64, 0));
+        assert!(namespace.begin_removal(false).is_err());
+        let (before, removed) = (namespace.stats().epoch, namespace.begin_removal(true).unwrap());
+        assert!(
+            namespace.open("7").is_err() && !namespace.is_abandoned(),
+            "its tensors are on their way out"
+        );
+        assert_eq!(
+            (namespace.stats().epoch, namespace.stats().tensors),
+            (before, 0),
+            "nothing was walked yet"
+        );
+        namespace.clear(removed).unwrap();
+        assert_eq!(namespace.stats().epoch, before + 3, "one step for each batch");
+        namespace.reclaim();
+        assert!(namespace.is_abandoned());
+    }
+}
