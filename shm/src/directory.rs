@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::epoch::{Stamp, retire};
 use crate::error::{Error, Result};
-use crate::layout::{LAYOUT_VERSION, generation, header, slot, table};
+use crate::layout::{LAYOUT_VERSION, SEGMENT_SPAN_UNITS, generation, header, slot, table};
 use crate::page::NamespaceId;
 use crate::pool::Pool;
 use crate::publish::{publish_slot, unpublish_slot};
@@ -59,13 +59,25 @@ pub struct SlotFields<'a> {
     pub raw_bytes: u64,
 }
 
+/// Why there is no slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoSlot {
+    /// There is no room for another slab of slots.
+    Room,
+    /// So many slots are in use, which is the limit.
+    Limit(u32),
+}
+
 /// The directory of one namespace.
 #[derive(Debug)]
 pub struct Directory {
     pool: Pool,
     header: Arc<Segment>,
     free_slots: Vec<Slot>,
+    /// Indexes of slots in barred segments: each is used again by a slot in other memory.
+    free_indexes: Vec<SlotIdx>,
     slots_made: u32,
+    max_slots: u32,
 }
 
 impl Directory {
@@ -77,7 +89,14 @@ impl Directory {
         let (mut pool, header) = (Pool::default(), Arc::new(segment));
         let first = pool.next_index().expect("an empty pool has every index");
         pool.add(first, Arc::clone(&header), header::END);
-        let this = Self { pool, header, free_slots: Vec::new(), slots_made: 0 };
+        let this = Self {
+            pool,
+            header,
+            free_slots: Vec::new(),
+            free_indexes: Vec::new(),
+            slots_made: 0,
+            max_slots: SlotIdx::EVERY.get(),
+        };
         this.word(header::MAGIC_AT).store(header::MAGIC, Ordering::Relaxed);
         this.word(header::INSTANCE_AT).store(id.instance, Ordering::Relaxed);
         this.word(header::NAMESPACE_AT).store(u64::from(id.namespace), Ordering::Relaxed);
@@ -121,29 +140,62 @@ impl Directory {
         Ring::new(self.word(header::RING_HEAD_AT), entries.expect("segment 0 holds the ring")).push(changed);
     }
 
-    /// Takes a free slot; `None` when there is no room for another slab.
-    pub fn take_slot(&mut self) -> Option<Slot> {
+    /// Lowers the limit on slots, for tests of what happens there.
+    #[doc(hidden)]
+    pub fn limit_slots(&mut self, max_slots: u32) {
+        self.max_slots = max_slots;
+    }
+
+    /// Takes a free slot.
+    ///
+    /// # Errors
+    /// [`NoSlot`] says what is missing.
+    pub fn take_slot(&mut self) -> core::result::Result<Slot, NoSlot> {
         if self.free_slots.is_empty() {
-            // Near the end of the indexes a slab has fewer slots.
-            let first = self.slots_made;
-            let fresh: Vec<_> =
-                (0..SLOTS_PER_SLAB).map_while(|n| SlotIdx::new(first.checked_add(n)?)).collect();
-            if fresh.is_empty() {
-                return None;
+            if self.free_indexes.is_empty() && self.slots_made >= self.max_slots {
+                return Err(NoSlot::Limit(self.max_slots));
             }
-            let slab = self.pool.allocate(slot::PER_SLAB * slot::BYTES)?.freeze();
-            for (n, idx) in fresh.into_iter().enumerate().rev() {
+            let slab = self.pool.allocate(slot::PER_SLAB * slot::BYTES).ok_or(NoSlot::Room)?.freeze();
+            // Near the end of the indexes a slab has fewer slots.
+            let indexes: Vec<_> = (0..SLOTS_PER_SLAB).map_while(|_| self.next_index()).collect();
+            for (n, idx) in indexes.into_iter().enumerate().rev() {
                 let address = slab.offset() + n as u64 * (slot::BYTES / UNIT_BYTES);
                 self.free_slots.push(Slot { idx, address });
             }
-            self.slots_made = first.saturating_add(SLOTS_PER_SLAB);
         }
-        self.free_slots.pop()
+        self.free_slots.pop().ok_or(NoSlot::Limit(self.max_slots))
+    }
+
+    fn next_index(&mut self) -> Option<SlotIdx> {
+        if let Some(idx) = self.free_indexes.pop() {
+            return Some(idx);
+        }
+        let idx = SlotIdx::new(self.slots_made).filter(|idx| idx.get() < self.max_slots)?;
+        self.slots_made += 1;
+        Some(idx)
     }
 
     /// Gives a slot back: it was never published, or the lease rule allows its reuse.
     pub fn give_slot(&mut self, slot: Slot) {
-        self.free_slots.push(slot);
+        if self.is_barred(&slot) {
+            self.free_indexes.push(slot.idx);
+        } else {
+            self.free_slots.push(slot);
+        }
+    }
+
+    fn is_barred(&self, slot: &Slot) -> bool {
+        self.pool.is_segment_barred(crate::types::index(slot.address / SEGMENT_SPAN_UNITS))
+    }
+
+    /// Puts no slot and no table of another tensor into these segments.
+    ///
+    /// Slots in them stay hidden once they are free, so their memory is never used for anything else.
+    pub fn bar_segments(&mut self, segments: &[usize]) {
+        segments.iter().for_each(|&segment_idx| self.pool.bar_segment(segment_idx));
+        for slot in std::mem::take(&mut self.free_slots) {
+            self.give_slot(slot);
+        }
     }
 
     /// Makes a block table with these words; `None` when there is no room.
@@ -259,5 +311,48 @@ impl Directory {
     /// Never: segment 0 is never taken out.
     pub fn header_segment(&self) -> &Arc<Segment> {
         self.pool.segment(0).expect("segment 0 stays, it holds the header")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::MIN_SEGMENT_BYTES;
+
+    fn directory() -> Directory {
+        let header = Segment::create(MIN_SEGMENT_BYTES).expect("a segment");
+        Directory::new(header, NamespaceId { instance: 1, namespace: 1 })
+    }
+
+    #[test]
+    fn the_limit_on_slots_is_told_apart_from_a_lack_of_room() {
+        let mut directory = directory();
+        directory.limit_slots(40);
+        let mut slots: Vec<_> = (0..40).map(|_| directory.take_slot().expect("a slot")).collect();
+        assert_eq!(directory.take_slot(), Err(NoSlot::Limit(40)));
+        directory.give_slot(slots.pop().expect("forty slots"));
+        assert_eq!(directory.take_slot().map(|slot| slot.idx().get()), Ok(39));
+        directory.limit_slots(u32::MAX);
+        let error = (0..).find_map(|_| directory.take_slot().err());
+        assert_eq!(error, Some(NoSlot::Room));
+    }
+
+    #[test]
+    fn a_barred_segment_keeps_its_slots_and_gives_their_indexes_to_other_memory() {
+        let mut directory = directory();
+        directory.limit_slots(slot::PER_SLAB as u32);
+        let taken = directory.take_slot().expect("a slot");
+        directory.bar_segments(&[0]);
+        assert_eq!(directory.take_slot(), Err(NoSlot::Room), "the free slots lie in the barred segment");
+        let added = directory.pool_mut().next_index().expect("an index");
+        directory.pool_mut().add(added, Arc::new(Segment::create(MIN_SEGMENT_BYTES).expect("a segment")), 0);
+        let mut found = std::collections::BTreeSet::from([taken.idx().get()]);
+        directory.give_slot(taken);
+        while let Ok(slot) = directory.take_slot() {
+            assert_eq!(slot.address() / SEGMENT_SPAN_UNITS, added as u64);
+            found.insert(slot.idx().get());
+        }
+        assert_eq!(found.len() as u64, slot::PER_SLAB, "every index is used again");
+        assert_eq!(directory.take_slot(), Err(NoSlot::Limit(slot::PER_SLAB as u32)));
     }
 }

@@ -8,18 +8,39 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::layout::SEGMENT_SPAN_UNITS;
 use crate::types::{Extent, UNIT_BYTES};
 
+/// Who is given extents of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Everyone.
+    Open,
+    /// Nobody for now, so that it empties.
+    Closed,
+    /// Nobody ever again.
+    Barred,
+    /// Only what is moved out of other segments.
+    Reserved,
+}
+
 /// Free and used units of the segments of one kind in one namespace.
 #[derive(Debug, Default)]
 pub struct Extents {
     /// First unit of a free run to its length.
     by_start: BTreeMap<u64, u64>,
-    /// (length, first unit) of the same runs.
+    /// (length, first unit) of the runs of open segments.
     by_len: BTreeSet<(u64, u64)>,
-    /// Segment index to (first unit, units) that the allocator may give there.
-    segments: BTreeMap<usize, (u64, u64)>,
-    /// Segments of which nothing is given, so that they empty; their free runs are not in `by_len`.
-    closed: BTreeSet<usize>,
+    /// The same of reserved segments.
+    reserved_by_len: BTreeSet<(u64, u64)>,
+    segments: BTreeMap<usize, SegmentUnits>,
     used: u64,
+}
+
+/// The units that the allocator may give in one segment.
+#[derive(Clone, Copy, Debug)]
+struct SegmentUnits {
+    start: u64,
+    units: u64,
+    used: u64,
+    usage: Use,
 }
 
 /// Units that `len_bytes` take; `None` when they are more than a segment can hold.
@@ -41,9 +62,21 @@ impl Extents {
     /// # Panics
     /// When the segment is there already.
     pub fn add_segment(&mut self, index: usize, from: u64, len: u64) {
+        self.add(index, from, len, Use::Open);
+    }
+
+    /// As [`Extents::add_segment`], for a segment of which only [`Extents::allocate_reserved`] gives.
+    ///
+    /// # Panics
+    /// When the segment is there already.
+    pub fn add_reserved_segment(&mut self, index: usize, len: u64) {
+        self.add(index, 0, len, Use::Reserved);
+    }
+
+    fn add(&mut self, index: usize, from: u64, len: u64, usage: Use) {
         let start = index as u64 * SEGMENT_SPAN_UNITS + from / UNIT_BYTES;
         let units = (len - from) / UNIT_BYTES;
-        let earlier = self.segments.insert(index, (start, units));
+        let earlier = self.segments.insert(index, SegmentUnits { start, units, used: 0, usage });
         assert!(earlier.is_none(), "segment {index} is added once");
         self.insert_run(start, units);
     }
@@ -53,66 +86,132 @@ impl Extents {
         if !self.is_segment_free(index) {
             return false;
         }
-        if let Some((start, units)) = self.segments.remove(&index) {
+        if let Some(SegmentUnits { start, units, .. }) = self.segments.get(&index).copied() {
             self.remove_run(start, units);
+            self.segments.remove(&index);
         }
-        self.closed.remove(&index);
         true
     }
 
     /// Gives nothing of a segment any more, so that it empties.
     pub fn close_segment(&mut self, index: usize) {
-        if self.closed.insert(index) {
-            for (start, len) in self.runs_of(index) {
-                self.by_len.remove(&(len, start));
-            }
-        }
+        self.turn(index, Use::Closed);
     }
 
-    /// Gives of a segment again.
+    /// Gives nothing of a segment ever again: neither [`Extents::open_segment`] nor
+    /// [`Extents::open_segments`] opens it.
+    pub fn bar_segment(&mut self, index: usize) {
+        self.turn(index, Use::Barred);
+    }
+
+    /// Gives of a closed segment again.
     pub fn open_segment(&mut self, index: usize) {
-        if self.closed.remove(&index) {
-            for (start, len) in self.runs_of(index) {
-                self.by_len.insert((len, start));
+        if self.usage(index) == Some(Use::Closed) {
+            self.turn(index, Use::Open);
+        }
+    }
+
+    /// Gives of every closed segment again.
+    pub fn open_segments(&mut self) {
+        self.turn_all(Use::Closed);
+    }
+
+    /// Gives of every reserved segment to everyone.
+    pub fn open_reserved_segments(&mut self) {
+        self.turn_all(Use::Reserved);
+    }
+
+    fn turn_all(&mut self, from: Use) {
+        let found = self.segments.iter().filter(|(_, segment)| segment.usage == from);
+        for index in found.map(|(&index, _)| index).collect::<Vec<_>>() {
+            self.turn(index, Use::Open);
+        }
+    }
+
+    fn turn(&mut self, index: usize, to: Use) {
+        let Some(&SegmentUnits { usage: from, .. }) = self.segments.get(&index) else { return };
+        if from == to || from == Use::Barred {
+            return;
+        }
+        let runs = self.runs_of(index);
+        if let Some(by_len) = self.by_len_of(from) {
+            for (start, len) in &runs {
+                by_len.remove(&(*len, *start));
             }
         }
-    }
-
-    /// Gives of every segment again.
-    pub fn open_segments(&mut self) {
-        for index in self.closed.clone() {
-            self.open_segment(index);
+        if let Some(by_len) = self.by_len_of(to) {
+            by_len.extend(runs.iter().map(|(start, len)| (*len, *start)));
+        }
+        if let Some(segment) = self.segments.get_mut(&index) {
+            segment.usage = to;
         }
     }
 
-    /// The free runs of a segment, closed or not.
+    fn usage(&self, index: usize) -> Option<Use> {
+        self.segments.get(&index).map(|segment| segment.usage)
+    }
+
+    /// Whether a segment is reserved.
+    pub fn is_segment_reserved(&self, index: usize) -> bool {
+        self.usage(index) == Some(Use::Reserved)
+    }
+
+    /// Whether nothing of a segment is ever given again.
+    pub fn is_segment_barred(&self, index: usize) -> bool {
+        self.usage(index) == Some(Use::Barred)
+    }
+
+    /// The runs that a use of a segment finds by their lengths; `None` when it is given to nobody.
+    fn by_len_of(&mut self, usage: Use) -> Option<&mut BTreeSet<(u64, u64)>> {
+        match usage {
+            Use::Open => Some(&mut self.by_len),
+            Use::Reserved => Some(&mut self.reserved_by_len),
+            Use::Closed | Use::Barred => None,
+        }
+    }
+
+    /// The free runs of a segment, whoever is given them.
     fn runs_of(&self, index: usize) -> Vec<(u64, u64)> {
-        let (start, units) = self.segments.get(&index).copied().unwrap_or_default();
-        self.by_start.range(start..start + units).map(|(&start, &len)| (start, len)).collect()
+        let Some(SegmentUnits { start, units, .. }) = self.segments.get(&index) else { return Vec::new() };
+        self.by_start.range(*start..start + units).map(|(&start, &len)| (start, len)).collect()
     }
 
     /// Bytes in use of a segment.
     pub fn segment_used_bytes(&self, index: usize) -> u64 {
-        let (_, units) = self.segments.get(&index).copied().unwrap_or_default();
-        let free: u64 = self.runs_of(index).iter().map(|(_, len)| len).sum();
-        (units - free) * UNIT_BYTES
+        self.segments.get(&index).map_or(0, |segment| segment.used * UNIT_BYTES)
     }
 
-    /// Whether nothing in segment `index` is used.
+    /// Whether nothing in a segment is used.
     pub fn is_segment_free(&self, index: usize) -> bool {
-        self.segments.get(&index).is_some_and(|(start, units)| self.by_start.get(start) == Some(units))
+        self.segments.get(&index).is_some_and(|segment| segment.used == 0)
     }
 
-    /// Takes the shortest free run that holds `units`; `None` when there is none.
+    /// The smallest free run that holds `units`; `None` when there is none.
     pub fn allocate(&mut self, units: u32) -> Option<Extent> {
+        let &(len, start) = self.by_len.range((u64::from(units.max(1)), 0)..).next()?;
+        Some(self.take((start, len), units))
+    }
+
+    /// As [`Extents::allocate`], in reserved segments.
+    pub fn allocate_reserved(&mut self, units: u32) -> Option<Extent> {
+        let &(len, start) = self.reserved_by_len.range((u64::from(units.max(1)), 0)..).next()?;
+        Some(self.take((start, len), units))
+    }
+
+    fn take(&mut self, (start, len): (u64, u64), units: u32) -> Extent {
         let wanted = u64::from(units.max(1));
-        let &(len, start) = self.by_len.range((wanted, 0)..).next()?;
         self.remove_run(start, len);
         if len > wanted {
             self.insert_run(start + wanted, len - wanted);
         }
-        self.used += wanted;
-        Some(Extent { offset: start, units: units.max(1) })
+        self.count(start, wanted, true);
+        Extent { offset: start, units: units.max(1) }
+    }
+
+    fn count(&mut self, start: u64, units: u64, is_taken: bool) {
+        let segment = self.segments.get_mut(&crate::types::index(start / SEGMENT_SPAN_UNITS));
+        let used = segment.map(|segment| &mut segment.used).into_iter().chain([&mut self.used]);
+        used.for_each(|used| *used = if is_taken { *used + units } else { *used - units });
     }
 
     /// Gives an extent back.
@@ -121,7 +220,7 @@ impl Extents {
     /// When it overlaps a free run: it was not given by this allocator.
     pub fn free(&mut self, extent: Extent) {
         let (mut start, mut len) = (extent.offset, u64::from(extent.units));
-        self.used -= len;
+        self.count(start, len, false);
         let segment = start / SEGMENT_SPAN_UNITS;
         if let Some((&before, &before_len)) = self.by_start.range(..start).next_back() {
             assert!(before + before_len <= start, "extent at unit {start} is freed twice");
@@ -152,14 +251,22 @@ impl Extents {
 
     fn insert_run(&mut self, start: u64, len: u64) {
         self.by_start.insert(start, len);
-        if !self.closed.contains(&crate::types::index(start / SEGMENT_SPAN_UNITS)) {
-            self.by_len.insert((len, start));
+        if let Some(by_len) = self.by_len_at(start) {
+            by_len.insert((len, start));
         }
     }
 
     fn remove_run(&mut self, start: u64, len: u64) {
         self.by_start.remove(&start);
-        self.by_len.remove(&(len, start));
+        if let Some(by_len) = self.by_len_at(start) {
+            by_len.remove(&(len, start));
+        }
+    }
+
+    /// The lengths among which a run that starts at `start` is found.
+    fn by_len_at(&mut self, start: u64) -> Option<&mut BTreeSet<(u64, u64)>> {
+        let usage = self.usage(crate::types::index(start / SEGMENT_SPAN_UNITS))?;
+        self.by_len_of(usage)
     }
 }
 
@@ -213,6 +320,27 @@ mod tests {
         assert!(extents.is_segment_free(0) && extents.remove_segment_if_free(0));
         extents.add_segment(0, 0, 1 << 20);
         assert!(extents.allocate(1).is_some(), "a new segment at the index is open");
+    }
+
+    #[test]
+    fn a_barred_segment_is_never_opened_and_a_reserved_one_gives_only_to_moves() {
+        let mut extents = Extents::default();
+        extents.add_segment(0, 0, 1 << 20);
+        extents.add_reserved_segment(1, 1 << 20);
+        let a = extents.allocate(100).unwrap();
+        extents.bar_segment(0);
+        extents.open_segment(0);
+        extents.open_segments();
+        extents.free(a);
+        assert!(extents.allocate(1).is_none() && extents.is_segment_barred(0));
+        let b = extents.allocate_reserved(8).unwrap();
+        assert_eq!((b.segment_idx(), extents.segment_used_bytes(1)), (1, 8 * UNIT_BYTES));
+        extents.open_reserved_segments();
+        assert!(extents.allocate_reserved(1).is_none());
+        assert_eq!(extents.allocate(1).unwrap().segment_idx(), 1);
+        assert!(extents.remove_segment_if_free(0));
+        extents.add_segment(0, 0, 1 << 20);
+        assert!(!extents.is_segment_barred(0), "a new segment at the index is open");
     }
 
     #[test]

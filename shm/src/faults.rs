@@ -90,6 +90,8 @@ points! {
     BlockCopied = "daemon.compact.block_copied",
     /// Metadata are copied to another segment; their address is not swapped.
     MetadataCopied = "daemon.compact.metadata_copied",
+    /// The daemon has retired some of the tensors of a removed namespace, and holds no lock.
+    BatchRetired = "daemon.namespace.batch_retired",
     /// The daemon is about to make the memory file of a segment.
     SegmentCreate = "daemon.segment.create" can fail,
     /// The daemon is about to make the memory file of a client page.

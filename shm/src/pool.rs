@@ -88,6 +88,16 @@ impl Pool {
         assert!(earlier.is_none(), "segment index {segment_idx} is vacant");
     }
 
+    /// As [`Pool::add`], for a segment of which only [`Pool::allocate_reserved`] gives.
+    ///
+    /// # Panics
+    /// When a segment is there.
+    pub fn add_reserved(&mut self, segment_idx: usize, segment: Arc<Segment>) {
+        self.extents.add_reserved_segment(segment_idx, segment.len());
+        let earlier = self.segments[segment_idx].replace(segment);
+        assert!(earlier.is_none(), "segment index {segment_idx} is vacant");
+    }
+
     /// Takes a segment out if nothing in it is used; its index stays taken until [`Pool::vacate`].
     pub fn take_if_free(&mut self, segment_idx: usize) -> Option<Arc<Segment>> {
         if !self.extents.remove_segment_if_free(segment_idx) {
@@ -108,9 +118,11 @@ impl Pool {
         self.segments.iter().enumerate().filter_map(|(idx, segment)| Some((idx, segment.as_ref()?)))
     }
 
-    /// Indexes of segments in which nothing is used.
+    /// Indexes of segments in which nothing is used, reserved ones aside.
     pub fn free_segments(&self) -> Vec<usize> {
-        self.segments().map(|(idx, _)| idx).filter(|idx| self.extents.is_segment_free(*idx)).collect()
+        let is_free =
+            |idx: &usize| self.extents.is_segment_free(*idx) && !self.extents.is_segment_reserved(*idx);
+        self.segments().map(|(idx, _)| idx).filter(is_free).collect()
     }
 
     /// Gives nothing of a segment any more, so that it empties.
@@ -128,22 +140,51 @@ impl Pool {
         self.extents.open_segments();
     }
 
+    /// Gives nothing of a segment ever again, so that it empties.
+    pub fn bar_segment(&mut self, segment_idx: usize) {
+        self.extents.bar_segment(segment_idx);
+    }
+
+    /// Whether nothing of a segment is ever given again.
+    pub fn is_segment_barred(&self, segment_idx: usize) -> bool {
+        self.extents.is_segment_barred(segment_idx)
+    }
+
+    /// Whether a segment is reserved.
+    pub fn is_segment_reserved(&self, segment_idx: usize) -> bool {
+        self.extents.is_segment_reserved(segment_idx)
+    }
+
+    /// The segments of which nothing is ever given again, with their indexes.
+    pub fn barred_segments(&self) -> impl Iterator<Item = (usize, &Arc<Segment>)> {
+        self.segments().filter(|(segment_idx, _)| self.is_segment_barred(*segment_idx))
+    }
+
+    /// Gives of every reserved segment to everyone.
+    pub fn open_reserved_segments(&mut self) {
+        self.extents.open_reserved_segments();
+    }
+
     /// Bytes in use of a segment.
     pub fn segment_used_bytes(&self, segment_idx: usize) -> u64 {
         self.extents.segment_used_bytes(segment_idx)
     }
 
     /// An extent for `len_bytes`; `None` when no free run holds it.
-    ///
-    /// # Panics
-    /// Never: the allocator knows only present segments.
     pub fn allocate(&mut self, len_bytes: u64) -> Option<Fresh> {
         let extent = self.extents.allocate(units_for(len_bytes)?)?;
+        Some(self.fresh(extent))
+    }
+
+    /// As [`Pool::allocate`], in reserved segments.
+    pub fn allocate_reserved(&mut self, len_bytes: u64) -> Option<Fresh> {
+        let extent = self.extents.allocate_reserved(units_for(len_bytes)?)?;
+        Some(self.fresh(extent))
+    }
+
+    fn fresh(&self, extent: Extent) -> Fresh {
         let segment = self.segments[index(extent.offset / SEGMENT_SPAN_UNITS)].as_ref();
-        Some(Fresh {
-            segment: Arc::clone(segment.expect("the allocator knows only present segments")),
-            extent,
-        })
+        Fresh { segment: Arc::clone(segment.expect("the allocator knows only present segments")), extent }
     }
 
     /// Gives an extent back: the lease rule allows it, or it was never published.

@@ -93,6 +93,10 @@ pub struct NamespaceStats {
     pub held_bytes: u64,
     /// The daemon's heap for its names, tensors and puts, by estimate.
     pub heap_bytes: u64,
+    /// Bytes of segments that take nothing new, since they were sent to users who lost the right to read; compaction
+    /// empties the data segments among them.
+    #[serde(default)]
+    pub closed_bytes: u64,
     /// Bytes of its segments.
     pub segment_bytes: u64,
     /// Bytes of its data segments: what `used_bytes` is a part of.

@@ -50,6 +50,7 @@ enum Request {
     RemoveBig,
     Attach,
     List,
+    RemoveNamespace,
 }
 
 /// What a client does with the tensor `target` to reach a point, as `tierpack-test-client fault` calls it.
@@ -98,6 +99,7 @@ fn plan(point: Point) -> Plan {
         Point::EpochStepped => {
             Plan::Daemon(&[Request::Overwrite(RAW), Request::Overwrite(CODED), Request::Remove])
         }
+        Point::BatchRetired => Plan::Daemon(&[Request::RemoveNamespace]),
         Point::BeforeFree => Plan::Daemon(&[Request::Overwrite(RAW), Request::Remove]),
         Point::SegmentMade => Plan::Daemon(&[Request::PutBig]),
         Point::SegmentRetired => Plan::Daemon(&[Request::RemoveBig]),

@@ -49,6 +49,11 @@ pub(crate) enum Event {
         /// The segment.
         segment: Arc<Segment>,
     },
+    /// Owner, group or mode of a namespace have changed: who may not read it now loses it.
+    RightsChanged {
+        /// Which.
+        namespace: u32,
+    },
     /// A worker has panicked: one of our own invariants is broken, and the daemon ends.
     Panicked(String),
 }

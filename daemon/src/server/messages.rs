@@ -107,9 +107,7 @@ impl Server {
             return match self.attach(number, &namespace) {
                 Ok((reply, passed, (namespace, segments))) => {
                     self.reply(number, id, Ok(reply), passed);
-                    if let Some(session) = self.touch(number) {
-                        session.announce(namespace, segments);
-                    }
+                    self.announce_to(number, namespace, segments);
                 }
                 Err(refusal) => self.reply(number, id, Err(refusal), Vec::new()),
             };
@@ -177,20 +175,22 @@ impl Server {
         let (page, fd) = made.inspect_err(|_| self.shares.detach(session.caller.uid))?;
         reach(Point::AttachPage);
         let page = Arc::new(page);
-        let mut segments = namespace.attach(number, Arc::clone(&page));
+        let attached = namespace.attach(number, &session.caller, Arc::clone(&page));
+        let mut segments = attached.inspect_err(|_| self.shares.detach(session.caller.uid))?;
         let header_at =
             segments.iter().position(|(id, _)| (id.kind, id.index) == (SegmentKind::Directory, 0));
         let (header, segment) = segments.swap_remove(header_at.expect("segment 0 of the directory stays"));
         self.board.session_attached(number, id.namespace, name, &page);
         self.members.entry(id.namespace).or_default().insert(number);
-        let attached = Attached { namespace, held: BTreeSet::from([header]), retired: BTreeMap::new() };
+        let attached =
+            Attached { namespace, held: BTreeSet::from([header]), retired: BTreeMap::new(), is_lost: false };
         session.attached.insert(id.namespace, attached);
         let reply = Reply::Attached { id, header_len: segment.len(), header };
         Ok((reply, vec![Passed::Owned(fd), Passed::Segment(segment)], (id.namespace, segments)))
     }
 
     /// A session maps nothing of a namespace any more.
-    fn detach(&mut self, number: u64, namespace: u32) {
+    pub(super) fn detach(&mut self, number: u64, namespace: u32) {
         let Some(session) = self.touch(number) else { return };
         let uid = session.caller.uid;
         let Some(attached) = session.attached.remove(&namespace) else { return };

@@ -31,6 +31,7 @@ mod poller;
 pub(crate) mod queue;
 mod requests;
 mod returns;
+mod rights;
 pub(crate) mod session;
 pub(crate) mod shares;
 
@@ -340,13 +341,8 @@ impl Server {
                     let passed = descriptors.into_iter().map(Passed::Owned).collect();
                     self.reply(number, id, result, passed);
                 }
-                Event::Announce { namespace, id, segment } => {
-                    for number in self.members(namespace) {
-                        if let Some(session) = self.touch(number) {
-                            session.announce(namespace, vec![(id, Arc::clone(&segment))]);
-                        }
-                    }
-                }
+                Event::Announce { namespace, id, segment } => self.announce(namespace, id, &segment),
+                Event::RightsChanged { namespace } => self.revoke(namespace),
                 Event::Retire { namespace, id, segment } => self.retire_segment(namespace, id, segment),
                 Event::Panicked(text) => return Err(Error::Panicked { text }),
             }

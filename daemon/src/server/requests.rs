@@ -174,10 +174,11 @@ impl Context {
             }
             Request::PutChunk { transfer, first_block, data } => {
                 let data = chunk_data(data, passed)?;
-                self.transfers.chunk(store, session, transfer, first_block, &data).map(|()| Reply::Done)
+                let asked = (session, caller);
+                self.transfers.chunk(store, asked, transfer, first_block, &data).map(|()| Reply::Done)
             }
             Request::PutCommit { transfer } => {
-                self.transfers.commit(store, session, transfer).map(Reply::Committed)
+                self.transfers.commit(store, (session, caller), transfer).map(Reply::Committed)
             }
             Request::PutAbort { transfer } => {
                 self.transfers.abort(store, session, transfer).map(|()| Reply::Done)
@@ -207,7 +208,9 @@ impl Context {
                 let revision = store.update(caller, &update, &chunk_data(data, passed)?)?;
                 Ok(Reply::Updated { revision })
             }
-            Request::Fold { namespace, name } => store.fold(caller, &namespace, &name).map(|()| Reply::Done),
+            Request::Fold { namespace, name } => {
+                store.fold(caller, &namespace, &name, job.deadline).map(|()| Reply::Done)
+            }
             Request::Refit { namespace, name, mode } => {
                 store.refit(caller, &namespace, &name, mode).map(Reply::Drift)
             }

@@ -73,7 +73,7 @@ impl Server {
         self.note_unmapping(number);
     }
 
-    fn release(&mut self, number: u64, namespace: u32, id: SegmentId) {
+    pub(super) fn release(&mut self, number: u64, namespace: u32, id: SegmentId) {
         let Some(returning) = self.returning.get_mut(&(namespace, id)) else { return };
         returning.holders.remove(&number);
         let (len, is_last) = (returning.segment.len(), returning.holders.is_empty());

@@ -16,7 +16,7 @@ use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::fork::Unshared;
 use tierpack_shm::message::{DaemonMessage, SegmentId, encode};
 use tierpack_shm::segment::Segment;
-use tierpack_shm::socket::{MAX_DESCRIPTORS, Peer, send};
+use tierpack_shm::socket::{Peer, send};
 
 use super::shares::Load;
 use crate::store::Namespace;
@@ -75,9 +75,9 @@ impl AsFd for Passed {
 }
 
 #[derive(Debug)]
-struct Outgoing {
-    bytes: Vec<u8>,
-    descriptors: Vec<Passed>,
+pub(super) struct Outgoing {
+    pub(super) bytes: Vec<u8>,
+    pub(super) descriptors: Vec<Passed>,
 }
 
 impl Outgoing {
@@ -94,6 +94,8 @@ pub(crate) struct Attached {
     pub(crate) held: BTreeSet<SegmentId>,
     /// Of these, the ones that were retired since and that it has not unmapped.
     pub(crate) retired: BTreeMap<SegmentId, Instant>,
+    /// Whether its peer has lost the right to read it: it is sent no descriptor of it any more.
+    pub(crate) is_lost: bool,
 }
 
 /// A connected client.
@@ -123,7 +125,7 @@ pub(crate) struct Session {
     pub(crate) is_paused: bool,
     /// Its socket; its process once it has hung up.
     fd: Unshared<OwnedFd>,
-    waiting: VecDeque<Outgoing>,
+    pub(super) waiting: VecDeque<Outgoing>,
     waiting_bytes: usize,
     waiting_descriptors: usize,
     stuck_since: Option<Instant>,
@@ -186,17 +188,6 @@ impl Session {
             let (messages, bytes) = (self.waiting.len(), self.waiting_bytes);
             tracing::warn!(session = self.number, messages, bytes, "peer does not read its messages");
             self.end();
-        }
-    }
-
-    /// Announces segments, as many per message as descriptors fit.
-    pub(crate) fn announce(&mut self, namespace: u32, segments: Vec<(SegmentId, Arc<Segment>)>) {
-        let Some(attached) = self.attached.get_mut(&namespace) else { return };
-        let fresh: Vec<_> = segments.into_iter().filter(|(id, _)| attached.held.insert(*id)).collect();
-        for run in fresh.chunks(MAX_DESCRIPTORS) {
-            let named = run.iter().map(|(id, segment)| (*id, segment.len())).collect();
-            let descriptors = run.iter().map(|(_, segment)| Passed::Segment(Arc::clone(segment))).collect();
-            self.send(&DaemonMessage::Segments { namespace, segments: named }, descriptors);
         }
     }
 
@@ -312,6 +303,12 @@ impl Session {
     /// Whether another attempt to send is due.
     pub(crate) fn sends_again(&self, now: Instant) -> bool {
         self.send_again.is_some_and(|at| now >= at)
+    }
+
+    /// Counts again what waits, after some of it was taken out.
+    pub(super) fn recount_waiting(&mut self) {
+        self.waiting_bytes = self.waiting.iter().map(|waiting| waiting.bytes.len()).sum();
+        self.waiting_descriptors = self.waiting.iter().map(Outgoing::owned_descriptors).sum();
     }
 
     fn forget_waiting(&mut self) {

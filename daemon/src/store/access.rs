@@ -3,7 +3,7 @@
 //! Reading (`r`) covers attach, open, get, list; writing (`w`) covers put, update and remove.
 //! Root and the daemon's own user may do everything, and they and the owner may change a namespace.
 //! A peer from a user namespace that maps it to nobody appears as uid 65534: it owns nothing and gets what `other` gets.
-//! Descriptors that a session has already stay its own when a mode changes, as open files do.
+//! A right that is taken away is gone at once: see the modules `namespace::audience` and `server::rights`.
 
 use tierpack_shm::message::{ErrorCode, NamespaceEntry, Refusal};
 use tierpack_shm::socket::Peer;
@@ -18,7 +18,7 @@ const MODE_MASK: u16 = 0o666;
 pub(crate) const DEFAULT_MODE: u16 = 0o600;
 
 /// A peer and the groups it is in.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -60,6 +60,11 @@ impl Access {
     /// A namespace of the caller's own.
     pub(crate) fn of(caller: &Caller) -> Self {
         Self { uid: caller.uid, gid: caller.gid, mode: DEFAULT_MODE, quota_bytes: None }
+    }
+
+    /// Whether the rights of users are the same by both; the quota is none of them.
+    pub(crate) fn has_rights_of(&self, other: &Self) -> bool {
+        (self.uid, self.gid, self.mode) == (other.uid, other.gid, other.mode)
     }
 
     pub(crate) fn allows(&self, caller: &Caller, right: Right) -> bool {

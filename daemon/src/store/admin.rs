@@ -11,9 +11,11 @@ use tierpack_shm::message::{ErrorCode, MAX_NAMESPACE_BYTES, NamespaceChange, Nam
 use tierpack_shm::page::NamespaceId;
 
 use super::access::{Access, Caller, check_mode};
+use super::budget::Purpose;
 use super::namespace::Namespace;
 use super::shares::{Limit, User};
 use super::{Outcome, Store, heap};
+use crate::server::events::Event;
 
 /// Namespaces of one daemon, the removed ones that somebody still maps included: each costs a directory segment.
 const LIMIT: Limit =
@@ -41,8 +43,9 @@ impl Store {
         check_name(name)?;
         self.check_namespaces(user)?;
         let charge = self.charge(&Arc::default(), user, heap::of_namespace(name))?;
-        let segment =
-            self.budgeted_segment(MIN_SEGMENT_BYTES).ok_or_else(|| self.full(user, MIN_SEGMENT_BYTES))??;
+        let segment = self
+            .budgeted_segment(MIN_SEGMENT_BYTES, Purpose::Growth)
+            .ok_or_else(|| self.full(user, MIN_SEGMENT_BYTES))??;
         let mut namespaces = self.namespaces.write();
         if let Some(found) = namespaces.get(name) {
             self.budget.start_return(segment.len());
@@ -97,10 +100,17 @@ impl Store {
         caller: &Caller,
         change: &NamespaceChange,
     ) -> Outcome<()> {
-        self.namespace(name)?.change_access(|access| {
+        let namespace = self.namespace(name)?;
+        let has_changed = namespace.change_access(|access| {
             access.check_owner(name, caller)?;
             apply(access, name, caller, change)
-        })
+        })?;
+        if has_changed {
+            self.keep_back();
+            // Before the reply, which goes the same way: then who may not read is sent nothing more.
+            self.events.send(Event::RightsChanged { namespace: namespace.id.namespace });
+        }
+        Ok(())
     }
 
     pub(crate) fn remove_namespace(&self, name: &str, caller: &Caller, with_tensors: bool) -> Outcome<()> {
@@ -108,10 +118,11 @@ impl Store {
         let missing = || Refusal::new(ErrorCode::NotFound, format!("namespace {name:?} does not exist"));
         let namespace = Arc::clone(namespaces.get(name).ok_or_else(missing)?);
         namespace.change_access(|access| access.check_owner(name, caller))?;
-        namespace.clear(with_tensors)?;
+        let removed = namespace.begin_removal(with_tensors)?;
         namespaces.remove(name);
-        self.removed.lock().push(namespace);
+        self.removed.lock().push(Arc::clone(&namespace));
         drop(namespaces);
+        namespace.clear(removed)?;
         tracing::info!(namespace = name, uid = caller.uid, "namespace removed");
         self.reclaim_all();
         self.bury();

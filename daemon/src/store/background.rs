@@ -262,6 +262,7 @@ impl Background {
     fn look_for_room(&mut self) {
         self.store.trim_resting();
         self.trimmer.look(&self.store.budget);
+        self.store.keep_back();
         if self.compaction.is_none() && !self.is_held() {
             let namespaces = self.store.namespaces();
             self.compaction = namespaces.iter().find_map(|namespace| self.store.compaction(namespace));

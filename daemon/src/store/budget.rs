@@ -17,6 +17,15 @@ const HEAP_SHARE: u64 = 128;
 /// They leave no more than this.
 const MAX_HEAP_FLOOR: u64 = 64 * MIB;
 
+/// What a segment is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// More room for tensors or directories.
+    Growth,
+    /// Another segment is emptied into it.
+    Emptying,
+}
+
 #[derive(Debug, Default)]
 struct Taken {
     /// Bytes of segments, the returning ones included.
@@ -56,6 +65,8 @@ pub(crate) struct Budget {
     taken: Mutex<Taken>,
     returned: Condvar,
     reserved: Mutex<Reserved>,
+    /// Bytes that only compaction may take, so that it can empty segments of a full pool.
+    kept_back: AtomicU64,
     warned_unlocked: AtomicBool,
 }
 
@@ -66,6 +77,7 @@ impl Budget {
             taken: Mutex::default(),
             returned: Condvar::new(),
             reserved: Mutex::default(),
+            kept_back: AtomicU64::new(0),
             warned_unlocked: AtomicBool::new(false),
         }
     }
@@ -74,11 +86,23 @@ impl Budget {
         self.size
     }
 
+    /// What tensors may take: the size, less what is kept back for compaction.
+    pub(crate) fn usable(&self) -> u64 {
+        self.size.saturating_sub(self.kept_back())
+    }
+
+    fn limit_for(&self, purpose: Purpose) -> u64 {
+        match purpose {
+            Purpose::Growth => self.usable(),
+            Purpose::Emptying => self.size,
+        }
+    }
+
     /// Takes `len` bytes if they are left.
-    pub(crate) fn take(&self, len: u64) -> bool {
+    pub(crate) fn take(&self, len: u64, purpose: Purpose) -> bool {
         let mut taken = self.taken.lock();
         let others = taken.segments + taken.heap.max(self.heap_floor());
-        let fits = others.checked_add(len).is_some_and(|total| total <= self.size);
+        let fits = others.checked_add(len).is_some_and(|total| total <= self.limit_for(purpose));
         if fits {
             taken.segments += len;
         }
@@ -92,9 +116,9 @@ impl Budget {
     }
 
     /// What is left for segments.
-    pub(crate) fn left(&self) -> u64 {
+    pub(crate) fn left(&self, purpose: Purpose) -> u64 {
         let taken = self.taken.lock();
-        self.size.saturating_sub(taken.segments + taken.heap.max(self.heap_floor()))
+        self.limit_for(purpose).saturating_sub(taken.segments + taken.heap.max(self.heap_floor()))
     }
 
     /// What segments leave to the heap even while it needs less.
@@ -137,6 +161,21 @@ impl Budget {
     /// Bytes of heap that are charged.
     pub(crate) fn heap(&self) -> u64 {
         self.taken.lock().heap
+    }
+
+    /// Sets what is kept back for compaction; what is taken of it is given back by the segments that it empties.
+    pub(crate) fn keep_back(&self, len: u64) {
+        self.kept_back.store(len, Ordering::Relaxed);
+    }
+
+    pub(crate) fn kept_back(&self) -> u64 {
+        self.kept_back.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing of what is kept back is taken.
+    pub(crate) fn is_kept_back_whole(&self) -> bool {
+        let taken = self.taken.lock();
+        taken.segments + taken.heap.max(self.heap_floor()) <= self.usable()
     }
 
     pub(crate) fn start_return(&self, len: u64) {
@@ -272,22 +311,37 @@ mod tests {
     #[test]
     fn never_gives_more_than_its_size() {
         let budget = Budget::new(10);
-        assert!(budget.take(6) && !budget.take(5) && budget.take(4));
-        assert!(!budget.take(u64::MAX));
-        assert_eq!(budget.left(), 0);
+        let take = |len| budget.take(len, Purpose::Growth);
+        assert!(take(6) && !take(5) && take(4));
+        assert!(!take(u64::MAX));
+        assert_eq!(budget.left(Purpose::Growth), 0);
+    }
+
+    #[test]
+    fn only_compaction_takes_what_is_kept_back() {
+        let budget = Budget::new(10);
+        budget.keep_back(3);
+        assert!(budget.take(6, Purpose::Growth) && !budget.take(2, Purpose::Growth));
+        assert_eq!((budget.left(Purpose::Growth), budget.left(Purpose::Emptying)), (1, 4));
+        assert!(budget.take(2, Purpose::Emptying) && !budget.is_kept_back_whole());
+        budget.start_return(2);
+        budget.end_return(2, false);
+        assert!(budget.is_kept_back_whole() && budget.take(1, Purpose::Growth));
+        budget.keep_back(30);
+        assert_eq!((budget.usable(), budget.left(Purpose::Growth)), (0, 0));
     }
 
     #[test]
     fn heap_and_segments_share_one_budget() {
         let (budget, of) = (Arc::new(Budget::new(1280)), Arc::default());
-        assert_eq!((budget.heap_floor(), budget.left()), (10, 1270));
+        assert_eq!((budget.heap_floor(), budget.left(Purpose::Growth)), (10, 1270));
         let charge = budget.charge(&of, 100).unwrap();
-        assert!(!budget.take(1181) && budget.take(1180));
+        assert!(!budget.take(1181, Purpose::Growth) && budget.take(1180, Purpose::Growth));
         assert!(budget.charge(&of, 1).is_none());
         let beyond = budget.charge_anyway(&of, 7);
-        assert_eq!((budget.heap(), budget.left(), of.load(Ordering::Relaxed)), (107, 0, 107));
+        assert_eq!((budget.heap(), budget.left(Purpose::Growth), of.load(Ordering::Relaxed)), (107, 0, 107));
         drop((charge, beyond));
-        assert_eq!((budget.heap(), budget.left(), of.load(Ordering::Relaxed)), (0, 90, 0));
+        assert_eq!((budget.heap(), budget.left(Purpose::Growth), of.load(Ordering::Relaxed)), (0, 90, 0));
     }
 
     #[test]
@@ -305,7 +359,7 @@ mod tests {
     #[test]
     fn wakes_who_waits_for_a_return() {
         let budget = Arc::new(Budget::new(10));
-        assert!(budget.take(10));
+        assert!(budget.take(10, Purpose::Growth));
         budget.start_return(10);
         let waiter = thread::spawn({
             let budget = Arc::clone(&budget);

@@ -3,6 +3,7 @@
 //! The extents are the daemon's own record of what the words in shared memory say; both change under one lock.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -344,13 +345,13 @@ impl Content {
         std::mem::replace(&mut metadata.extent, extent)
     }
 
-    /// The blocks of which something lies in a segment.
-    pub(crate) fn blocks_in(&self, segment_idx: usize) -> Vec<u64> {
+    /// The blocks in a range of which something lies in a segment.
+    pub(crate) fn blocks_in(&self, segment_idx: usize, few: Range<u64>) -> Vec<u64> {
         let is_in = |block: &StoredBlock| {
             let mut extents = block.overlays.iter().map(|overlay| &overlay.extent).chain([&block.extent]);
             extents.any(|extent| extent.segment_idx() == segment_idx)
         };
-        (0..).zip(&self.blocks).filter(|(_, block)| is_in(block)).map(|(block_idx, _)| block_idx).collect()
+        few.filter(|&block_idx| self.block(block_idx).is_some_and(is_in)).collect()
     }
 
     /// Whether metadata of a generation lie in a segment.

@@ -19,7 +19,7 @@ use nix::unistd::{getegid, geteuid};
 use parking_lot::{Mutex, RwLock};
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::fork::random;
-use tierpack_shm::layout::MIN_SEGMENT_BYTES;
+use tierpack_shm::layout::{MIN_SEGMENT_BYTES, SEGMENT_SPAN_BYTES};
 use tierpack_shm::message::{ErrorCode, Refusal, Reply, SegmentId};
 use tierpack_shm::segment::{Segment, SegmentKind};
 
@@ -49,7 +49,7 @@ mod update;
 
 use access::{Caller, Right};
 use background::Record;
-use budget::Budget;
+use budget::{Budget, Purpose};
 use file_metadata::FileMetadataSet;
 use namespace::Holds;
 pub(crate) use namespace::Namespace;
@@ -99,6 +99,8 @@ pub(crate) struct Store {
     events: Events,
     /// Refits that were asked for, on their way to the background thread.
     refits: Sender<RefitTask>,
+    /// Held by the one worker that fits a sample for somebody who may only read.
+    looking: Mutex<()>,
     /// What the background thread has done.
     pub(crate) background: Record,
     /// Retired bytes that may be held back before background work waits.
@@ -128,6 +130,7 @@ impl Store {
             gid: getegid().as_raw(),
             events,
             refits,
+            looking: Mutex::new(()),
             background: Record::new(config.refit()),
             max_held_bytes: config.max_held_bytes(),
         };
@@ -188,23 +191,7 @@ impl Store {
             if let Some(segment) = self.grown_segment(namespace, kind, needed) {
                 let segment = segment?;
                 reach(Point::SegmentMade);
-                let (len, is_locked) = (segment.len(), segment.is_locked());
-                let announce = |id, segment| {
-                    self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment });
-                };
-                let added = namespace.add_segment(kind, segment, self.next_serial(), announce);
-                let id = added.inspect_err(|_| {
-                    self.budget.start_return(len);
-                    self.budget.end_return(len, is_locked);
-                })?;
-                drop(growing);
-                tracing::info!(
-                    namespace = namespace.name,
-                    kind = kind.name(),
-                    segment_idx = id.index,
-                    bytes = len,
-                    "segment added"
-                );
+                self.add_segment(namespace, (kind, false), segment)?;
                 return Ok(());
             }
             drop(growing);
@@ -221,6 +208,52 @@ impl Store {
                 return Err(self.full(user, needed));
             }
         }
+    }
+
+    /// Makes a segment that only the moves out of another one are given room in, from what the budget keeps back for
+    /// that; says whether there was any.
+    fn grow_reserved(&self, namespace: &Namespace, needed: u64) -> Outcome<bool> {
+        let left = self.budget.left(Purpose::Emptying) / MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES;
+        let len = needed.next_multiple_of(MIN_SEGMENT_BYTES).min(SEGMENT_SPAN_BYTES);
+        if len > left {
+            return Ok(false);
+        }
+        match self.budgeted_segment(len, Purpose::Emptying) {
+            Some(segment) => self.add_segment(namespace, (SegmentKind::Data, true), segment?).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Adds a segment to a namespace, and announces it.
+    fn add_segment(
+        &self,
+        namespace: &Namespace,
+        (kind, is_reserved): (SegmentKind, bool),
+        segment: Segment,
+    ) -> Outcome<()> {
+        let (len, is_locked) = (segment.len(), segment.is_locked());
+        let announce = |id, segment| {
+            self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment });
+        };
+        let added = namespace.add_segment((kind, is_reserved), segment, self.next_serial(), announce);
+        let id = added.inspect_err(|_| {
+            self.budget.start_return(len);
+            self.budget.end_return(len, is_locked);
+        })?;
+        tracing::info!(
+            namespace = namespace.name,
+            kind = kind.name(),
+            segment_idx = id.index,
+            bytes = len,
+            "segment added"
+        );
+        Ok(())
+    }
+
+    /// Looks anew at how much compaction needs to empty what takes nothing new.
+    pub(crate) fn keep_back(&self) {
+        let needed = self.all_namespaces().iter().map(|namespace| namespace.kept_back_bytes()).max();
+        self.budget.keep_back(needed.unwrap_or(0));
     }
 
     /// A segment that is a small part of what the namespace has already, within what the budget leaves.
@@ -240,16 +273,16 @@ impl Store {
         };
         let wished = usual.clamp(MIN_SEGMENT_BYTES, self.segment_bytes).max(least);
         // Near the end of the budget, a shorter segment is better than none.
-        let left = self.budget.left() / MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES;
+        let left = self.budget.left(Purpose::Growth) / MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES;
         if left < least {
             return None;
         }
-        self.budgeted_segment(wished.min(left))
+        self.budgeted_segment(wished.min(left), Purpose::Growth)
     }
 
     /// `None` when the budget does not allow it.
-    fn budgeted_segment(&self, len: u64) -> Option<Outcome<Segment>> {
-        if !self.budget.take(len) {
+    fn budgeted_segment(&self, len: u64, purpose: Purpose) -> Option<Outcome<Segment>> {
+        if !self.budget.take(len, purpose) {
             return None;
         }
         let made = limits::check_growth(len, Path::new("/")).and_then(|_room| self.new_segment(len));

@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use parking_lot::Mutex;
-use tierpack_shm::directory::{Directory, Slot, SlotFields};
+use tierpack_shm::directory::{Directory, NoSlot, Slot, SlotFields};
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, page, slot, table};
-use tierpack_shm::message::{Entry, ErrorCode, RefitState, Refusal, Reply, SegmentId};
+use tierpack_shm::message::{Entry, ErrorCode, Refusal, Reply, SegmentId};
 use tierpack_shm::page::{ClientPage, NamespaceId};
 use tierpack_shm::pool::{Fresh, Pool};
 use tierpack_shm::segment::{Segment, SegmentKind};
-use tierpack_shm::stats::NamespaceStats;
 use tierpack_shm::types::{BlockWord, Extent, UNIT_BYTES};
 
 use super::access::{Access, Caller, Right};
@@ -23,13 +23,17 @@ use super::file_metadata::SharedText;
 use super::{Outcome, heap};
 
 mod admin;
+mod audience;
 mod blocks;
 pub(super) mod quota;
 mod reclaim;
+mod stats;
 pub(super) mod sums;
 mod tensor;
 mod verify;
 
+use audience::Audience;
+pub(in crate::store) use blocks::BLOCKS;
 pub(crate) use blocks::{BlockCopy, Change, Intent, NewGeneration, Stored};
 use quota::{Place, table_bytes};
 pub(crate) use reclaim::Holds;
@@ -39,6 +43,9 @@ use sums::Guarded;
 use tensor::Tensor;
 pub(crate) use tensor::{Due, Key, Target};
 
+/// Tensors that one turn under the lock goes through.
+pub(super) const BATCH: usize = 256;
+
 #[derive(Debug)]
 pub(super) struct Inner {
     access: Access,
@@ -46,8 +53,9 @@ pub(super) struct Inner {
     directory: Directory,
     /// In boxes: the nodes of the table are half empty when names come in order.
     pub(super) tensors: BTreeMap<String, Box<Tensor>>,
-    /// Stored bytes of `tensors`.
+    /// Stored and raw bytes of `tensors`.
     stored_bytes: u64,
+    raw_bytes: u64,
     retired: Queue,
     /// Where heap is charged, and the sum of what this namespace is charged with.
     budget: Arc<Budget>,
@@ -56,6 +64,10 @@ pub(super) struct Inner {
     changed: BTreeSet<String>,
     /// The one that was looked at last.
     changed_cursor: Option<String>,
+    /// Who was sent which segment.
+    audience: Audience,
+    /// When compaction last looked in vain for something to move out of a segment that is barred.
+    pub(super) looked_through: HashMap<usize, Instant>,
     /// Serial numbers of the segments that are present.
     serials: HashMap<(SegmentKind, u32), u64>,
     /// Whether a put was ever committed, or the namespace was asked for: then it stays, even when it is empty.
@@ -70,6 +82,8 @@ pub(super) struct Inner {
     was_used: bool,
     /// Whether it was removed: nothing can be published any more.
     is_removed: bool,
+    /// Whether its tensors are on their way out.
+    is_clearing: bool,
     /// Whether its segments were given back to the budget.
     is_buried: bool,
 }
@@ -109,11 +123,14 @@ impl Namespace {
             directory: Directory::new(header, id),
             tensors: BTreeMap::new(),
             stored_bytes: 0,
+            raw_bytes: 0,
             retired: Queue::new(id.namespace, Weak::clone(this), retiring),
             budget,
             heap: sum,
             changed: BTreeSet::new(),
             changed_cursor: None,
+            audience: Audience::default(),
+            looked_through: HashMap::new(),
             serials: HashMap::from([((SegmentKind::Directory, 0), serial)]),
             was_published: false,
             pages: Vec::new(),
@@ -121,6 +138,7 @@ impl Namespace {
             puts: 0,
             was_used: false,
             is_removed: false,
+            is_clearing: false,
             is_buried: false,
         };
         Arc::new_cyclic(|this| Self {
@@ -135,11 +153,9 @@ impl Namespace {
         })
     }
 
-    /// Takes an extent of the data segments; `None` when they have no room.
-    pub(super) fn allocate(&self, len: u64) -> Option<Fresh> {
-        let mut inner = self.inner.lock();
-        inner.was_used = true;
-        inner.data.allocate(len)
+    /// Takes an extent for what is moved out of another segment, in reserved segments first; `None` without room.
+    pub(super) fn allocate_for_move(&self, len: u64) -> Option<Fresh> {
+        self.inner.lock().allocate_for_move(len)
     }
 
     /// Whether nothing was allocated since the last call.
@@ -166,9 +182,11 @@ impl Namespace {
     }
 
     /// Adds a segment, and tells of it by `announce` before anybody can take it out again.
+    ///
+    /// Of a reserved one only [`Namespace::allocate_for_move`] gives.
     pub(super) fn add_segment(
         &self,
-        kind: SegmentKind,
+        (kind, is_reserved): (SegmentKind, bool),
         segment: Segment,
         serial: u64,
         announce: impl FnOnce(SegmentId, Arc<Segment>),
@@ -184,7 +202,11 @@ impl Namespace {
                 format!("namespace {:?} has no address left for another {} segment", self.name, kind.name());
             return Err(Refusal::new(ErrorCode::PoolFull, text));
         };
-        pool.add(segment_idx, Arc::clone(&segment), 0);
+        if is_reserved {
+            pool.add_reserved(segment_idx, Arc::clone(&segment));
+        } else {
+            pool.add(segment_idx, Arc::clone(&segment), 0);
+        }
         let index = u32::try_from(segment_idx).expect("at most MAX_SEGMENTS");
         inner.serials.insert((kind, index), serial);
         let id = SegmentId { kind, index, serial };
@@ -193,15 +215,20 @@ impl Namespace {
         Ok(id)
     }
 
-    /// Takes out data segments in which nothing is used, the first `keep` of them aside, and tells of each by
-    /// `retire` in the order of all that is told of this namespace.
+    /// Takes out data segments in which nothing is used, the first `keep` of them that could be used again aside, and
+    /// tells of each by `retire` in the order of all that is told of this namespace.
     pub(super) fn take_free_segments(&self, keep: usize, mut retire: impl FnMut(SegmentId, Arc<Segment>)) {
         let mut inner = self.inner.lock();
         if inner.is_buried {
             return;
         }
         for (kind, keep) in [(SegmentKind::Data, keep), (SegmentKind::Directory, 0)] {
-            for segment_idx in inner.pool_mut(kind).free_segments().into_iter().skip(keep) {
+            let pool = inner.pool_mut(kind);
+            let (barred, free): (Vec<_>, Vec<_>) = pool
+                .free_segments()
+                .into_iter()
+                .partition(|segment_idx| pool.is_segment_barred(*segment_idx));
+            for segment_idx in barred.into_iter().chain(free.into_iter().skip(keep)) {
                 let index = u32::try_from(segment_idx).expect("at most MAX_SEGMENTS");
                 // Segment 0 of the directory holds the header.
                 if (kind, index) == (SegmentKind::Directory, 0) {
@@ -209,6 +236,7 @@ impl Namespace {
                 }
                 let segment = inner.pool_mut(kind).take_if_free(segment_idx);
                 let serial = inner.serials.remove(&(kind, index)).unwrap_or_default();
+                inner.audience.forget((kind, index));
                 if let Some(segment) = segment {
                     retire(SegmentId { kind, index, serial }, segment);
                 }
@@ -233,6 +261,11 @@ impl Namespace {
     /// Gives of every data segment again, those that are being emptied included.
     pub(super) fn open_segments(&self) {
         self.inner.lock().data.open_segments();
+    }
+
+    /// Gives of reserved segments to everyone.
+    pub(super) fn open_reserved_segments(&self) {
+        self.inner.lock().data.open_reserved_segments();
     }
 
     pub(super) fn vacate(&self, id: SegmentId) {
@@ -266,8 +299,18 @@ impl Namespace {
             content.into_extents().for_each(|extent| inner.data.free(extent));
             return Err(refusal);
         }
-        let Some((slot, table, generations)) = inner.directory_parts(&content) else {
-            return Ok(Err((content, charge)));
+        let (slot, table, generations) = match inner.directory_parts(&content) {
+            Ok(parts) => parts,
+            Err(NoSlot::Room) => return Ok(Err((content, charge))),
+            Err(NoSlot::Limit(limit)) => {
+                content.into_extents().for_each(|extent| inner.data.free(extent));
+                let text = format!(
+                    "all {limit} slots of namespace {:?} are in use, by tensors and by removed ones that clients \
+                     still read: remove tensors, or put into another namespace",
+                    self.name
+                );
+                return Err(Refusal::new(ErrorCode::Limit, text));
+            }
         };
         let fields = SlotFields {
             table: &table,
@@ -285,6 +328,7 @@ impl Namespace {
         let tensor = Box::new(Tensor::new(content, slot, publication, table, generations, charge));
         let entry = tensor.entry(&self.name, name, &inner.directory);
         inner.stored_bytes += entry.stored_bytes;
+        inner.raw_bytes += entry.raw_bytes;
         if tensor.is_due() {
             inner.changed.insert(name.to_owned());
         }
@@ -336,12 +380,21 @@ impl Namespace {
     }
 
     /// Counts a session in: from now on its leases hold memory. Gives what it must map.
-    pub(crate) fn attach(&self, session: u64, page: Arc<ClientPage>) -> Vec<(SegmentId, Arc<Segment>)> {
+    pub(crate) fn attach(
+        &self,
+        session: u64,
+        caller: &Arc<Caller>,
+        page: Arc<ClientPage>,
+    ) -> Outcome<Vec<(SegmentId, Arc<Segment>)>> {
         let mut inner = self.inner.lock();
+        inner.access.check(&self.name, caller, Right::Read)?;
         let charge = inner.budget.charge_anyway(&Arc::default(), page::BYTES + heap::ATTACHMENT_BYTES);
         inner.page_charges.insert(session, charge);
         inner.pages.push((session, page));
-        inner.present_segments()
+        let segments = inner.present_segments();
+        let ids: Vec<_> = segments.iter().map(|(id, _)| *id).collect();
+        inner.note_sent(caller, &ids);
+        Ok(segments)
     }
 
     /// Counts a session out: the kernel has reported it gone, and its leases with it.
@@ -349,31 +402,6 @@ impl Namespace {
         let mut inner = self.inner.lock();
         inner.pages.retain(|(attached, _)| *attached != session);
         inner.page_charges.remove(&session);
-    }
-
-    pub(crate) fn stats(&self) -> NamespaceStats {
-        let inner = self.inner.lock();
-        let mut stats = NamespaceStats::default();
-        stats.name.clone_from(&self.name);
-        stats.tensors = inner.tensors.len() as u64;
-        stats.raw_bytes = inner.tensors.values().map(|tensor| tensor.content.geometry.raw_bytes()).sum();
-        stats.stored_bytes = inner.stored_bytes;
-        stats.used_bytes = inner.data.used_bytes();
-        stats.directory_bytes = inner.directory.pool().used_bytes();
-        stats.held_bytes = inner.held_bytes();
-        stats.heap_bytes = self.heap_bytes();
-        stats.data_segment_bytes = inner.data.segment_bytes();
-        stats.segment_bytes = inner.data.segment_bytes() + inner.directory.pool().segment_bytes();
-        stats.epoch = inner.directory.epoch();
-        for tensor in inner.tensors.values() {
-            stats.overlay_bytes += tensor.content.sums.overlay_bytes;
-            stats.generations += u64::from(tensor.content.generations.n_alive());
-            stats.refits += tensor.refit.refits;
-            stats.predicted_bytes += tensor.predicted_bytes();
-            stats.reencoded_bytes += tensor.refit.reencoded_bytes;
-            stats.refitting += u64::from(tensor.refit.state != RefitState::Idle);
-        }
-        stats
     }
 
     fn not_found(&self, name: &str) -> Refusal {
@@ -417,25 +445,32 @@ impl Inner {
         Err(Refusal::new(ErrorCode::Exists, text))
     }
 
-    /// A slot and the two tables of a tensor; `None`, and nothing taken, when the directory has no room.
-    fn directory_parts(&mut self, content: &Content) -> Option<(Slot, Extent, Extent)> {
+    fn allocate_for_move(&mut self, len: u64) -> Option<Fresh> {
+        self.data.allocate_reserved(len).or_else(|| self.data.allocate(len))
+    }
+
+    /// A slot and the two tables of a tensor.
+    ///
+    /// # Errors
+    /// What is missing; nothing is taken then.
+    fn directory_parts(&mut self, content: &Content) -> Result<(Slot, Extent, Extent), NoSlot> {
         let words: Vec<BlockWord> = content.blocks().map(|block| block.word(1)).collect();
         let slot = self.directory.take_slot()?;
         let Some(table) = self.directory.new_table(&words) else {
             self.directory.give_slot(slot);
-            return None;
+            return Err(NoSlot::Room);
         };
         let Some(generations) = self.directory.new_generations() else {
             self.directory.give_slot(slot);
             self.directory.pool_mut().free(table);
-            return None;
+            return Err(NoSlot::Room);
         };
         for (generation_idx, StoredMetadata { number, len, extent, .. }) in content.generations.live() {
             let entered =
                 self.directory.set_generation(&generations, *generation_idx, (*number, *len), extent);
             entered.expect("the table was made above");
         }
-        Some((slot, table, generations))
+        Ok((slot, table, generations))
     }
 }
 

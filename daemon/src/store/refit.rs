@@ -73,7 +73,14 @@ impl Store {
         if mode == RefitMode::Look || target.geometry.n_blocks() == 0 {
             return namespace.drift(&target.key);
         }
+        // Whoever may read may ask for a dry run: all of them together have one worker.
+        let looking = (mode == RefitMode::DryRun).then(|| self.looking.try_lock());
+        if let Some(None) = looking {
+            let text = "another dry run of a refit is under way: try again";
+            return Err(Refusal::new(ErrorCode::Busy, text));
+        }
         let plan = self.plan(&namespace, &target)?;
+        drop(looking);
         let is_wanted = mode == RefitMode::Force || mode == RefitMode::IfBetter && plan.is_better();
         let is_idle = namespace.drift(&target.key)?.state == RefitState::Idle;
         if is_wanted && (is_idle || mode == RefitMode::Force) {

@@ -74,7 +74,7 @@ impl Store {
         let taken = self.taken(None);
         let heap = self.budget.heap().max(self.budget.heap_floor());
         let committed = taken.used + taken.directory + self.budget.reserved() + heap;
-        self.budget.size().saturating_sub(committed)
+        self.budget.usable().saturating_sub(committed)
     }
 
     /// Refuses a put that cannot fit, before its bytes come.
@@ -153,11 +153,12 @@ impl Store {
         } else {
             (String::new(), String::new(), self.name_own(user))
         };
+        let closed = self.name_closed(user);
         let text = format!(
             "pool is full: {} more are needed, and of {} tensors take {}, puts and updates under way {}, removed or \
              replaced bytes that clients still read {}{holders}, directories {}, idle room in segments {}, segments \
              that clients have yet to unmap {}, and the daemon's tables {}; {} are free, and {} of these and of the \
-             idle room are promised to puts under way{promised}{own}; remove tensors or start the daemon with a \
+             idle room are promised to puts under way{promised}{own}{closed}; remove tensors or start the daemon with a \
              larger --pool-size",
             ByteSize(needed),
             ByteSize(now.size),
@@ -172,6 +173,25 @@ impl Store {
             ByteSize(self.budget.reserved()),
         );
         Refusal::new(ErrorCode::PoolFull, text)
+    }
+
+    /// Segments that take nothing new, and what is kept back to empty them: of all, or of a user's own namespaces.
+    fn name_closed(&self, user: User) -> String {
+        let mut closed = 0;
+        self.each_namespace(|namespace| {
+            if user.is_operator || user.uid == namespace.owner.load(Ordering::Relaxed) {
+                closed += namespace.closed_bytes();
+            }
+        });
+        if closed == 0 {
+            return String::new();
+        }
+        format!(
+            "; {} of these are in segments that users without the right to read were sent: they take nothing new, and \
+             compaction, for which {} are kept back, empties them",
+            ByteSize(closed),
+            ByteSize(self.budget.kept_back())
+        )
     }
 
     /// What is in a user's own namespaces.

@@ -175,12 +175,14 @@ impl Transfers {
     pub(crate) fn chunk(
         &self,
         store: &Store,
-        session: u64,
+        (session, caller): (u64, &Caller),
         id: u64,
         first_block: u64,
         data: &ChunkData,
     ) -> Outcome<()> {
         let transfer = self.get(id, session)?;
+        // Each time: a right may have been taken away since the put began.
+        transfer.namespace.check(caller, Right::Write)?;
         let result = transfer.chunk(store, first_block, data);
         let code = result.as_ref().err().and_then(Refusal::code);
         if matches!(code, Some(ErrorCode::Quota | ErrorCode::PoolFull)) {
@@ -191,8 +193,13 @@ impl Transfers {
         result
     }
 
-    pub(crate) fn commit(&self, store: &Store, session: u64, id: u64) -> Outcome<Entry> {
-        self.take(id, session)?.commit(store)
+    pub(crate) fn commit(&self, store: &Store, (session, caller): (u64, &Caller), id: u64) -> Outcome<Entry> {
+        let transfer = self.take(id, session)?;
+        if let Err(refusal) = transfer.namespace.check(caller, Right::Write) {
+            transfer.abort(store);
+            return Err(refusal);
+        }
+        transfer.commit(store)
     }
 
     pub(crate) fn abort(&self, store: &Store, session: u64, id: u64) -> Outcome<()> {

@@ -7,6 +7,7 @@
 //! Whoever stores blocks of a tensor holds its `writing` lock: updates are visible in the order of their revisions.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use crc32c::crc32c;
 use tierpack_kernels::codec::{Encoding, encode_block};
@@ -29,6 +30,9 @@ use super::{Outcome, Store, heap};
 /// Overlays of a block hold at most one row in so many; beyond that the block is encoded anew.
 const OVERLAY_SHARE: u64 = 4;
 
+/// Raw bytes of blocks from which on a request folds no more: it must not keep a worker long.
+const FOLD_BYTES: u64 = 4 << 20;
+
 /// The pieces of an update that lie in one block: each row's bytes by its number within the block.
 type Rows<'a> = BTreeMap<u32, &'a [u8]>;
 
@@ -38,6 +42,8 @@ pub(super) struct Workspace {
     coders: Coders,
     raw: Vec<u8>,
     encoded: Vec<u8>,
+    /// Whether blocks are encoded to be moved: nothing grows for them then.
+    pub(super) is_moving: bool,
 }
 
 fn invalid(text: impl Into<String>) -> Refusal {
@@ -127,7 +133,7 @@ impl Store {
         (place, user): (Place<'_>, User),
         work: &mut Workspace,
     ) -> Outcome<Change> {
-        let Workspace { coders, raw, encoded } = work;
+        let Workspace { coders, raw, encoded, is_moving } = work;
         let current = namespace.current_generation(&target.key)?;
         if let Some((_, number)) = current {
             match namespace.load_coder(target, number, coders)? {
@@ -141,19 +147,33 @@ impl Store {
         let encoding = coder.map_or(Encoding::Raw, Encoding::Coded);
         let told = encode_block(encoding, &target.geometry, block_idx, raw, encoded)
             .map_err(|error| namespace.damaged(target, block_idx, &error.to_string()))?;
-        let extent = self.store_bytes(namespace, encoded, place, user)?;
+        let extent = if *is_moving {
+            self.store_moved(namespace, encoded)?
+        } else {
+            self.store_bytes(namespace, encoded, place, user)?
+        };
         let generation_idx = current.map_or(0, |(generation_idx, _)| generation_idx);
         let block = StoredBlock::new(extent, told, generation_idx, crc32c(raw));
         Ok(Change { block_idx, from, to: Stored::Block(block) })
     }
 
-    /// Puts the overlays of a tensor into its blocks, for a caller who waits for it.
-    pub(crate) fn fold(&self, caller: &Caller, namespace: &str, name: &str) -> Outcome<()> {
+    /// Puts overlays of a tensor into its blocks, for a caller who waits for it.
+    ///
+    /// Whoever may read may ask: a view needs it. So a request folds a few blocks at most, and none past its deadline;
+    /// who finds more asks again.
+    pub(crate) fn fold(
+        &self,
+        caller: &Caller,
+        namespace: &str,
+        name: &str,
+        deadline: Instant,
+    ) -> Outcome<()> {
         let namespace = self.readable(namespace, caller)?;
         let target = namespace.target(name, None)?;
-        let (mut work, mut from) = (Workspace::default(), 0);
-        while let Some(block_idx) = namespace.next_overlaid(&target.key, from)? {
-            self.rewrite(&namespace, &target, block_idx, &mut work)?;
+        let (mut work, mut from, mut folded) = (Workspace::default(), 0, 0);
+        while folded < FOLD_BYTES && Instant::now() < deadline {
+            let Some(block_idx) = namespace.next_overlaid(&target.key, from)? else { break };
+            folded += self.rewrite(&namespace, &target, block_idx, &mut work)?;
             from = block_idx + 1;
         }
         self.reclaim_one(&namespace);

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::thread;
 
 use nix::sys::signal::Signal;
-use tierpack_client::{Client, CodecId, Error, Handle, View};
+use tierpack_client::{Client, CodecId, Error, Handle, Tensors, View};
 use tierpack_shm::faults::Point;
 use tierpack_tests::faults::is_stopped;
 use tierpack_tests::leaks::Baseline;
@@ -40,6 +40,7 @@ impl Request {
             Self::RemoveBig => client.remove("big"),
             Self::Attach => client.get("kept").map(drop),
             Self::List => client.list().map(drop),
+            Self::RemoveNamespace => client.namespace("doomed")?.remove_namespace(Tensors::Remove),
         }
     }
 
@@ -57,6 +58,10 @@ impl Request {
             Self::PutBig => expect("big", (BIG, 1)),
             Self::RemoveBig => assert!(is_gone("big"), "{what}"),
             Self::Attach | Self::List => expect("target", (TARGET, 1)),
+            Self::RemoveNamespace => {
+                let doomed = client.namespace("doomed").expect("a short name");
+                assert!(matches!(doomed.get("target"), Err(Error::NotFound { .. })), "{what}");
+            }
         }
     }
 }
@@ -94,6 +99,10 @@ impl Stage {
         // Last, so that it has whole segments of its own.
         if request == Request::RemoveBig {
             put(&client, "big", (BIG, 1), RAW, BIG_ROWS).expect("room");
+        }
+        if request == Request::RemoveNamespace {
+            put(&client.namespace("doomed").expect("a short name"), "target", (TARGET, 1), RAW, ROWS)
+                .expect("room");
         }
         let what = format!("{} by {request:?}", point.name());
         Self { daemon, client, before, target, kept, kept_view, removed_view, codec, what }
@@ -192,7 +201,10 @@ fn end(point: Point, request: Request, action: &str) -> String {
         assert!(is_version(tensor.as_bytes(), (id, 3), codec), "{}", stage.what);
     }
     request.run(&stage.client).map_or_else(
-        |error| assert!(matches!(error, Error::NotFound { .. }), "{}: {error}", stage.what),
+        |error| {
+            let is_gone = matches!(error, Error::NotFound { .. } | Error::NoNamespace { .. });
+            assert!(is_gone, "{}: {error}", stage.what);
+        },
         |()| (),
     );
     let fillers = stage.check_room();

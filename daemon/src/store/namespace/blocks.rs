@@ -3,6 +3,8 @@
 //! A block is changed by whoever holds its tensor's `writing` lock, from the word that it read; readers see the old
 //! word or the new one.
 
+use std::ops::Range;
+
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{ErrorCode, Refusal};
 use tierpack_shm::publish::{load_word, publish_word};
@@ -13,7 +15,10 @@ use super::quota::Place;
 use super::reclaim::end_of_clock;
 use super::{Inner, Key, Namespace};
 use crate::store::Outcome;
-use crate::store::content::{Leftover, StoredBlock, StoredMetadata, StoredOverlay};
+use crate::store::content::{Content, Leftover, StoredBlock, StoredMetadata, StoredOverlay};
+
+/// Blocks that one turn under the lock looks through.
+pub(in crate::store) const BLOCKS: u64 = 1 << 14;
 
 /// The stored bytes of one block and of its overlays, and the word that they were found under.
 #[derive(Debug)]
@@ -138,16 +143,40 @@ impl Namespace {
 
     /// The first block from `from` on that a refit has something to do with.
     pub(crate) fn next_stale(&self, key: &Key, from: u64) -> Outcome<Option<u64>> {
-        let mut inner = self.inner.lock();
-        let content = &self.keyed(&mut inner, key)?.content;
-        Ok((from..content.n_blocks()).find(|&block_idx| content.is_stale(block_idx)))
+        let find =
+            |content: &Content, mut few: Range<u64>| few.find(|&block_idx| content.is_stale(block_idx));
+        self.find_in_blocks(key, from, find)
     }
 
     /// Blocks that a refit has something to do with.
     pub(crate) fn count_stale(&self, key: &Key) -> Outcome<u64> {
-        let mut inner = self.inner.lock();
-        let content = &self.keyed(&mut inner, key)?.content;
-        Ok((0..content.n_blocks()).filter(|&block_idx| content.is_stale(block_idx)).count() as u64)
+        let mut n_stale = 0;
+        self.find_in_blocks(key, 0, |content, few| {
+            n_stale += few.filter(|&block_idx| content.is_stale(block_idx)).count() as u64;
+            None::<u64>
+        })?;
+        Ok(n_stale)
+    }
+
+    /// Looks through the blocks from `from` on, a few at a time: the lock is not held for long, however many there are.
+    fn find_in_blocks<T>(
+        &self,
+        key: &Key,
+        mut from: u64,
+        mut find: impl FnMut(&Content, Range<u64>) -> Option<T>,
+    ) -> Outcome<Option<T>> {
+        loop {
+            let mut inner = self.inner.lock();
+            let content = &self.keyed(&mut inner, key)?.content;
+            if from >= content.n_blocks() {
+                return Ok(None);
+            }
+            let few = from..content.n_blocks().min(from.saturating_add(BLOCKS));
+            from = few.end;
+            if let Some(found) = find(content, few) {
+                return Ok(Some(found));
+            }
+        }
     }
 
     /// The number that the next generation gets.

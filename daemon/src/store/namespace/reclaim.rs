@@ -251,11 +251,22 @@ impl Inner {
     /// Hides a tensor; its memory is freed when no lease covers it.
     pub(super) fn retire(&mut self, tensor: Box<Tensor>) -> Outcome<()> {
         self.stored_bytes -= tensor.content.sums.stored_bytes;
-        self.directory.unpublish(&tensor.slot).expect("the slot came from this directory");
+        self.raw_bytes -= tensor.content.geometry.raw_bytes();
+        self.retire_uncounted(vec![tensor])
+    }
+
+    /// As [`Inner::retire`], for tensors whose bytes are counted no more, in one step of the epoch.
+    #[expect(clippy::vec_box, reason = "they come in boxes from the table of tensors")]
+    pub(super) fn retire_uncounted(&mut self, tensors: Vec<Box<Tensor>>) -> Outcome<()> {
+        for tensor in &tensors {
+            self.directory.unpublish(&tensor.slot).expect("the slot came from this directory");
+        }
         let stamp = self.step()?;
-        let Tensor { content, slot, table, generations, charge, .. } = *tensor;
-        let retired = Retired::new(stamp, slot.idx(), content.into_extents().collect(), charge);
-        self.retired.push(Retired { directory: vec![table, generations], slot: Some(slot), ..retired });
+        for tensor in tensors {
+            let Tensor { content, slot, table, generations, charge, .. } = *tensor;
+            let retired = Retired::new(stamp, slot.idx(), content.into_extents().collect(), charge);
+            self.retired.push(Retired { directory: vec![table, generations], slot: Some(slot), ..retired });
+        }
         Ok(())
     }
 
@@ -285,11 +296,11 @@ impl Inner {
         generation_idx: u8,
         (number, len): (u32, u32),
     ) -> Outcome<bool> {
+        let Some(mut fresh) = self.allocate_for_move(u64::from(len)) else { return Ok(false) };
         let Self { tensors, data, directory, .. } = self;
         let tensor = tensors.get_mut(&key.name).expect("the caller has found it, under the same lock");
         let found = tensor.content.generations.get(generation_idx);
         let old = &found.expect("the caller has found it, under the same lock").extent;
-        let Some(mut fresh) = data.allocate(u64::from(len)) else { return Ok(false) };
         fresh.write(0, &data.bytes(old).expect("the extent is this tensor's")[..index(u64::from(len))]);
         let extent = fresh.freeze();
         reach(Point::MetadataCopied);
@@ -313,4 +324,4 @@ pub(super) fn end_of_clock() -> Refusal {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -17,17 +17,28 @@ struct World {
     page: Arc<ClientPage>,
 }
 
+pub(in crate::store::namespace) fn caller() -> Arc<Caller> {
+    Arc::new(Caller::new(Peer { pid: 1, uid: 1, gid: 1 }, Vec::new(), 1))
+}
+
+fn segment() -> Segment {
+    Segment::create(MIN_SEGMENT_BYTES).unwrap()
+}
+
+/// A namespace of [`caller`] without a store, in a budget of any size.
+pub(in crate::store::namespace) fn namespace(retiring: &Arc<Retiring>) -> Arc<Namespace> {
+    let budget = Arc::new(Budget::new(u64::MAX));
+    let charge = budget.charge(&Arc::default(), 0).unwrap();
+    let (id, access) = (NamespaceId { instance: 9, namespace: 4 }, Access::of(&caller()));
+    Namespace::new(id, "ns".into(), access, (segment(), 1), (budget, charge), retiring)
+}
+
 impl World {
     fn new() -> Self {
-        let id = NamespaceId { instance: 9, namespace: 4 };
-        let caller = Caller::new(Peer { pid: 1, uid: 1, gid: 1 }, Vec::new(), 1);
-        let segment = || Segment::create(MIN_SEGMENT_BYTES).unwrap();
-        let (retiring, budget) = (Arc::default(), Arc::new(Budget::new(MIN_SEGMENT_BYTES)));
-        let charge = budget.charge(&Arc::default(), 0).unwrap();
-        let (access, header) = (Access::of(&caller), (segment(), 1));
-        let namespace = Namespace::new(id, "n".into(), access, header, (budget, charge), &retiring);
-        let page = Arc::new(ClientPage::create(id).unwrap().0);
-        namespace.attach(1, Arc::clone(&page));
+        let (retiring, caller) = (Arc::default(), caller());
+        let namespace = namespace(&retiring);
+        let page = Arc::new(ClientPage::create(namespace.id).unwrap().0);
+        namespace.attach(1, &caller, Arc::clone(&page)).unwrap();
         let mut inner = namespace.inner.lock();
         let segment_idx = inner.data.next_index().unwrap();
         inner.data.add(segment_idx, Arc::new(segment()), 0);
