@@ -12,6 +12,8 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use tierpack_client::Client;
 
+#[path = "test_client/ask.rs"]
+mod ask;
 #[path = "test_client/churn.rs"]
 mod churn;
 #[path = "test_client/demand.rs"]
@@ -62,6 +64,8 @@ enum Role {
     Demand(demand::Args),
     /// Reaches fault points.
     Fault(fault::Args),
+    /// Reads a row of each tensor that a line names.
+    Ask,
     /// Forks.
     Fork(fork::Args),
 }
@@ -80,6 +84,7 @@ fn main() -> Result<()> {
         Role::Update(args) => update::run(socket, args),
         Role::Demand(args) => demand::run(socket, args),
         Role::Fault(args) => fault::run(socket, args),
+        Role::Ask => ask::run(socket),
         Role::Fork(args) => fork::run(socket, args),
     }
 }
