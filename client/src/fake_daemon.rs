@@ -44,14 +44,18 @@ impl Peer {
         }
     }
 
-    /// As [`Peer::asked`], for a request without a descriptor; `None` once the client has hung up.
+    /// As [`Peer::asked`], for a request without a descriptor, which may come behind detaches; `None` once the client
+    /// has hung up.
     pub(crate) fn asked_or_closed(&self) -> Option<(u64, Request)> {
         let mut buf = vec![0; MAX_MESSAGE_BYTES];
-        let received = recv(&self.0, &mut buf).ok()?;
-        match decode(&buf[..received.len]).unwrap() {
-            ClientMessage::Request { id, request, .. } => Some((id, request)),
-            ClientMessage::Goodbye => None,
-            other => panic!("{other:?}"),
+        loop {
+            let received = recv(&self.0, &mut buf).ok()?;
+            match decode(&buf[..received.len]).unwrap() {
+                ClientMessage::Request { id, request, .. } => return Some((id, request)),
+                ClientMessage::Detach { .. } => {}
+                ClientMessage::Goodbye => return None,
+                other => panic!("{other:?}"),
+            }
         }
     }
 
@@ -88,14 +92,14 @@ impl Peer {
 
     /// Answers an attach with a page and this directory.
     pub(crate) fn attach_to(&self, directory: &Directory) {
-        self.attached(self.request(), directory);
+        self.attached(self.request(), directory, ID);
     }
 
     /// Replies to an attach with a page and this directory.
-    pub(crate) fn attached(&self, id: u64, directory: &Directory) {
-        let (_page, page) = ClientPage::create(ID).unwrap();
+    pub(crate) fn attached(&self, id: u64, directory: &Directory, namespace: NamespaceId) {
+        let (_page, page) = ClientPage::create(namespace).unwrap();
         let segment = directory.header_segment();
-        let reply = Reply::Attached { id: ID, header_len: segment.len(), header: HEADER };
+        let reply = Reply::Attached { id: namespace, header_len: segment.len(), header: HEADER };
         let message = DaemonMessage::Reply { id, result: Ok(reply) };
         self.send(&message, &[page.as_fd(), segment.as_fd()]);
     }

@@ -55,6 +55,10 @@ impl Words {
         BlockWord::from_bits(words[index(block_idx)].load(Ordering::Acquire))
     }
 
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
     pub(crate) fn count_update(&self) -> u64 {
         self.directory.count_update(&self.table).unwrap()
     }

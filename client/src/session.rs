@@ -455,4 +455,6 @@ impl Drop for Pending {
 }
 
 #[cfg(test)]
+mod leaving_tests;
+#[cfg(test)]
 mod tests;

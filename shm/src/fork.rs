@@ -4,11 +4,14 @@
 //! In the child the word is zero, or another one if the child attached anew, so a look at it tells.
 //! The child's copies of [`Unshared`] descriptors are replaced by `/dev/null` in an atfork handler: else a parent that
 //! dies would not look dead to the other side, its leases would hold memory, and its lock would keep a successor out.
+//! Its mappings of shared memory are left out of the child, and made inaccessible there (`fork/ranges.rs`).
 
 #![expect(
     unsafe_code,
     reason = "maps a page, registers the atfork handler, replaces descriptors in a forked child"
 )]
+
+pub(crate) mod ranges;
 
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
@@ -67,7 +70,7 @@ fn make_page() -> core::result::Result<&'static AtomicU64, Errno> {
     let base = unsafe { mmap_anonymous(None, len, protection, MapFlags::MAP_PRIVATE) }?;
     // SAFETY: the range is the page mapped above; wiping happens in children only.
     unsafe { madvise(base, PAGE_BYTES, MmapAdvise::MADV_WIPEONFORK) }?;
-    // SAFETY: the handler only makes async-signal-safe calls (`dup3`) and reads atomics.
+    // SAFETY: the handler only makes async-signal-safe calls (`dup3`, `mmap`) and uses atomics.
     let registered = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     if registered != 0 {
         return Err(Errno::from_raw(registered));
@@ -92,6 +95,7 @@ pub fn random() -> Result<u64> {
 
 /// Runs in a forked child: the numbers stay valid, so whoever drops them closes what is his.
 extern "C" fn in_child() {
+    ranges::cover();
     unshared::each(|null, descriptor| {
         // SAFETY: `dup3` is async-signal-safe; `descriptor` is open and owned by an `Unshared` of this image.
         unsafe { libc::dup3(null, descriptor, libc::O_CLOEXEC) };
@@ -108,6 +112,50 @@ mod tests {
     fn a_cookie_is_at_home_in_its_own_process() {
         let (a, b) = (ForkCookie::current().unwrap(), ForkCookie::current().unwrap());
         assert!(a.is_here() && b.is_here() && a.seen == b.seen && a.seen != 0);
+    }
+
+    /// The permissions of the mapping at an address, as the system shows them; async-signal-safe enough for a test's child.
+    fn permissions(address: usize) -> Option<String> {
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        maps.lines().find_map(|line| {
+            let (range, rest) = line.split_once(' ')?;
+            let (from, to) = range.split_once('-')?;
+            let [from, to] = [from, to].map(|text| usize::from_str_radix(text, 16).unwrap_or(0));
+            (from..to).contains(&address).then(|| rest.to_owned())
+        })
+    }
+
+    #[test]
+    fn a_forked_child_has_inaccessible_memory_in_place_of_its_parents_mappings() {
+        use nix::sys::wait::{WaitStatus, waitpid};
+        use nix::unistd::{ForkResult, fork};
+
+        let segment = crate::segment::Segment::create(1 << 20).unwrap();
+        let client = crate::segment::ClientSegment::adopt(&segment, 1 << 20).unwrap();
+        let address = client.map.range().0.addr().get();
+        assert!(permissions(address).unwrap().contains("memfd"));
+        // SAFETY: the child reads a file and maps memory, which glibc allows, and ends without destructors.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                let covered = permissions(address).is_some_and(|line| line.starts_with("---p"));
+                let has_file =
+                    std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("memfd"));
+                // Neither ends what its parent had, nor takes what comes there next.
+                drop(client);
+                let is_kept = permissions(address).is_some_and(|line| line.starts_with("---p"));
+                let own = crate::segment::Segment::create(1 << 20).unwrap();
+                own.word(0).unwrap().store(7, Ordering::Relaxed);
+                drop(segment);
+                let is_right = own.word(0).unwrap().load(Ordering::Relaxed) == 7;
+                let bits = [covered, !has_file, is_kept, is_right].map(i32::from);
+                // SAFETY: ends the child without running destructors.
+                unsafe { libc::_exit(bits[0] | bits[1] << 1 | bits[2] << 2 | bits[3] << 3) };
+            }
+            ForkResult::Parent { child } => {
+                assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 15)));
+                assert_eq!(client.map.word(0).unwrap().load(Ordering::Relaxed), 0);
+            }
+        }
     }
 
     #[test]

@@ -2,16 +2,20 @@
 //!
 //! The pointer and its length live in one private struct; everything else asks it.
 //! Words are handed out as atomics, since another process may write them.
+//! A forked child has no part of it: else it would keep the memory that its parent has returned.
 
 #![expect(unsafe_code, reason = "maps memory and views it")]
 
+use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Result};
+use crate::fork::ForkCookie;
+use crate::fork::ranges::{Entered, enter};
 use crate::sync::AtomicU64;
 use crate::types::index;
 
@@ -27,6 +31,8 @@ pub(crate) enum Access {
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    cookie: ForkCookie,
+    entered: ManuallyDrop<Entered>,
 }
 
 // SAFETY: a mapping is memory of the process, not of a thread; all access through `&self` is by atomics, or by the
@@ -44,9 +50,15 @@ impl Mapping {
             Access::Read => ProtFlags::PROT_READ,
             Access::Write => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
+        // Before there is something for a fork to find: this registers the handler that runs in the child.
+        let cookie = ForkCookie::current()?;
         // SAFETY: no address is given, so the kernel chooses a free range and no existing mapping changes.
         let base = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, fd, 0) }.map_err(fail)?;
-        Ok(Self { base: base.cast(), len: length.get() })
+        let entered = ManuallyDrop::new(enter(base.addr().get(), length.get()));
+        // Where the kernel does not do it, the handler in the child does.
+        // SAFETY: leaving a range out of future children changes nothing here.
+        let _ = unsafe { madvise(base, length.get(), MmapAdvise::MADV_DONTFORK) }.is_ok();
+        Ok(Self { base: base.cast(), len: length.get(), cookie, entered })
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -109,6 +121,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // What a child has at this address is not this mapping, and may be its own.
+        if !self.cookie.is_here() {
+            return;
+        }
+        // First: a child that is forked in between must not cover what is mapped here next.
+        // SAFETY: dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.entered) };
         // SAFETY: the range was mapped by `new` and is unmapped once; views borrow `self`.
         let unmapped = unsafe { munmap(self.base.cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "unmap {} bytes", self.len);

@@ -187,6 +187,30 @@ mod tests {
         assert_eq!(client.map.word(64).unwrap().load(crate::sync::Ordering::Relaxed), 7);
     }
 
+    /// Pages that are mapped of the mapping at an address, in KiB.
+    fn resident(address: usize) -> Option<u64> {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&format!("{address:x}-")));
+        let line = lines.find(|line| line.starts_with("Rss:"))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    }
+
+    #[test]
+    fn prefaulting_goes_in_steps() {
+        let segment = Segment::create(5 << 20).unwrap();
+        let client = ClientSegment::adopt(&segment, 5 << 20).unwrap();
+        let address = client.map.range().0.addr().get();
+        let step = |at: u64| (client.prefault(at << 20, 2 << 20), resident(address));
+        if step(0) == (false, Some(0)) {
+            // A kernel without it.
+            return;
+        }
+        assert_eq!(
+            [step(0), step(2), step(4)],
+            [(true, Some(2048)), (true, Some(4096)), (false, Some(5120))]
+        );
+    }
+
     #[test]
     fn the_kernel_refuses_to_make_a_client_mapping_writable() {
         use nix::sys::mman::{ProtFlags, mprotect};

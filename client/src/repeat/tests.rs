@@ -33,7 +33,7 @@ fn busy_daemon(peer: &Peer) -> HashMap<String, u32> {
         let (entry, namespace) = (tensor.clone(), ID.namespace);
         let reply = match request {
             Request::Attach { .. } => {
-                peer.attached(id, &directory);
+                peer.attached(id, &directory, ID);
                 continue;
             }
             Request::Open { .. } => Reply::Opened { namespace, entry, row_elems: None, slot },

@@ -10,9 +10,9 @@ use tierpack_shm::socket::send;
 use super::*;
 use crate::fake_daemon::{HEADER, ID, Peer, data, serve, welcome};
 
-const SUBJECT: Subject<'static> = Subject { operation: "ask", namespace: "ns", name: "t" };
+pub(super) const SUBJECT: Subject<'static> = Subject { operation: "ask", namespace: "ns", name: "t" };
 
-fn soon() -> Deadline {
+pub(super) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(30))
 }
 
@@ -20,7 +20,7 @@ fn connect(path: &Path, deadline: &Deadline) -> Result<Session> {
     Session::connect(path, ForkCookie::current().unwrap(), deadline)
 }
 
-fn list() -> Request {
+pub(super) fn list() -> Request {
     Request::List { namespace: None, after: None }
 }
 

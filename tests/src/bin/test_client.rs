@@ -14,6 +14,8 @@ use tierpack_client::Client;
 
 #[path = "test_client/abandon.rs"]
 mod abandon;
+#[path = "test_client/ask.rs"]
+mod ask;
 #[path = "test_client/churn.rs"]
 mod churn;
 #[path = "test_client/demand.rs"]
@@ -70,6 +72,8 @@ enum Role {
     Take(take::Args),
     /// Reaches fault points.
     Fault(fault::Args),
+    /// Reads a row of each tensor that a line names.
+    Ask,
     /// Forks.
     Fork(fork::Args),
 }
@@ -90,6 +94,7 @@ fn main() -> Result<()> {
         Role::Abandon => abandon::run(socket),
         Role::Take(args) => take::run(socket, args),
         Role::Fault(args) => fault::run(socket, args),
+        Role::Ask => ask::run(socket),
         Role::Fork(args) => fork::run(socket, args),
     }
 }

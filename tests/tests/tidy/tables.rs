@@ -46,6 +46,7 @@ pub(crate) const ISLANDS: &[&str] = &[
     "shm/src/attachment/segments.rs",
     "shm/src/chunk.rs",
     "shm/src/fork.rs",
+    "shm/src/fork/ranges.rs",
     "shm/src/heap.rs",
     "shm/src/mapping.rs",
     "shm/src/pool.rs",

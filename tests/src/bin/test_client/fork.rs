@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, alarm, fork};
 use tierpack_client::{Client, Dtype, Error, Handle, Tensor, View};
@@ -33,6 +34,8 @@ enum Scenario {
     Busy,
     /// A child that outlives its parent.
     Orphan,
+    /// Children and the memory of their parent.
+    Memory,
 }
 
 #[derive(Debug, clap::Args)]
@@ -66,6 +69,7 @@ pub(crate) fn run(socket: &Path, args: &Args) -> Result<()> {
         Scenario::Workers => workers(socket, args),
         Scenario::Busy => busy(socket, args),
         Scenario::Orphan => orphan(socket, args),
+        Scenario::Memory => memory(socket, args),
     }
 }
 
@@ -279,5 +283,28 @@ fn orphan(socket: &Path, args: &Args) -> Result<()> {
     })?;
     // The test kills this process.
     waitpid(child.context("a child that did not end")?, None).context("wait for the child")?;
+    Ok(())
+}
+
+fn memory(socket: &Path, args: &Args) -> Result<()> {
+    let opened = Opened::new(socket, args)?;
+    let block = opened.view.block(0)?;
+    let child = forked(|| {
+        // A slice from before the fork.
+        std::hint::black_box(block[0]);
+        exit_now(0)
+    })?;
+    let child = child.context("a child that did not end")?;
+    let status = waitpid(child, None)?;
+    ensure!(matches!(status, WaitStatus::Signaled(_, Signal::SIGSEGV, _)), "the child ended with {status:?}");
+    let sleeping = forked(|| {
+        alarm::set(crate::WATCHDOG_S);
+        until_closed()?;
+        exit_now(0)
+    })?;
+    drop(opened);
+    let sleeping = sleeping.context("a child that did not end")?;
+    say(&format!("child {sleeping}"))?;
+    waitpid(sleeping, None).context("wait for the child")?;
     Ok(())
 }
