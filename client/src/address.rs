@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::geteuid;
 
+pub(crate) use tierpack_shm::address::absolute;
 pub use tierpack_shm::address::{CONTROL_NAME, MAX_PATH_BYTES};
 
 use crate::error::{Error, Result};
@@ -18,7 +19,7 @@ use crate::error::{Error, Result};
 pub fn candidates() -> Vec<PathBuf> {
     let given = std::env::var_os("TIERPACK_SOCKET").filter(|path| !path.is_empty());
     if let Some(path) = given {
-        return vec![PathBuf::from(path)];
+        return vec![absolute(PathBuf::from(path))];
     }
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     // The XDG specification tells to ignore a relative path, which an empty one is too.
@@ -43,7 +44,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
         let (len, limit) = (bytes.len(), MAX_PATH_BYTES);
         return Err(Error::SocketPathTooLong { path: path.to_owned(), len, limit });
     }
-    if bytes.is_empty() || bytes.contains(&0) {
+    if !path.is_absolute() || bytes.contains(&0) {
         return Err(Error::SocketPathInvalid { path: path.to_owned() });
     }
     Ok(())

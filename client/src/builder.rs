@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tierpack_kernels::{CPU_VARIABLE, CPU_VARIABLE_NEEDED, Level};
 use tierpack_shm::fork::ForkCookie;
 
 use crate::address;
@@ -39,9 +40,11 @@ impl ClientBuilder {
     }
 
     /// The daemon's control socket; else [`address::candidates`] are tried.
+    ///
+    /// A relative path is taken in the working directory of this call, also when the client connects again later.
     #[must_use]
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
-        self.socket = Some(path.into());
+        self.socket = Some(address::absolute(path.into()));
         self
     }
 
@@ -69,9 +72,14 @@ impl ClientBuilder {
     /// Connects.
     ///
     /// # Errors
-    /// [`Error::NoDaemon`] when none is found, [`Error::Version`] when it is of another release.
+    /// [`Error::Setting`] for an unknown word in `TIERPACK_CPU`, [`Error::NoDaemon`] when none is found, [`Error::Version`] when it is of another release.
     pub fn connect(self) -> Result<Client> {
         let namespace = check_namespace(&self.namespace)?;
+        Level::forced().map_err(|found| Error::Setting {
+            name: CPU_VARIABLE,
+            found,
+            needed: CPU_VARIABLE_NEEDED,
+        })?;
         let system = |source| Error::System { operation: "prepare to notice a fork", source };
         let cookie = ForkCookie::current().map_err(system)?;
         let deadline = Deadline::after(self.deadline);
@@ -89,5 +97,16 @@ impl ClientBuilder {
             }
         }
         Err(Error::NoDaemon { tried: missed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_socket_is_that_of_the_directory_it_was_given_in() {
+        let socket = ClientBuilder::new().socket("some/control.sock").socket.unwrap();
+        assert_eq!(socket, std::env::current_dir().unwrap().join("some/control.sock"));
     }
 }

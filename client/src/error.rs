@@ -38,7 +38,10 @@ pub enum Error {
         limit: usize,
     },
     /// The path of a socket names no file.
-    #[error("socket path {path:?} is empty or has a zero byte: name the daemon's socket file")]
+    #[error(
+        "socket path {path:?} is empty, has a zero byte, or is relative to a directory that is gone: name the daemon's \
+         socket file"
+    )]
     SocketPathInvalid {
         /// The path.
         path: PathBuf,
@@ -348,6 +351,16 @@ pub enum Error {
     Memory {
         /// Bytes of the result.
         bytes: u128,
+    },
+    /// A variable of the environment says what it may not.
+    #[error("{name} is {found:?}: {needed}")]
+    Setting {
+        /// The variable.
+        name: &'static str,
+        /// What it says.
+        found: String,
+        /// What it may say.
+        needed: &'static str,
     },
     /// The system refused this process something.
     #[error("{operation}")]

@@ -12,6 +12,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tierpack_kernels::{CPU_VARIABLE, CPU_VARIABLE_NEEDED, Level};
 use tierpack_shm::layout::MAX_SEGMENTS;
 use tracing_subscriber::EnvFilter;
 
@@ -162,6 +163,10 @@ impl Config {
     /// may not be, [`Error::SocketPathTooLong`] and [`Error::SocketPathInvalid`] for the socket,
     /// [`Error::LimitFile`] when the default pool size is asked of a system that tells nonsense.
     pub fn load(args: &Args, socket: Option<&Path>) -> Result<Config> {
+        Level::forced().map_err(|found| Error::ConfigValue {
+            origin: CPU_VARIABLE.to_owned(),
+            message: format!("{found:?}: {CPU_VARIABLE_NEEDED}"),
+        })?;
         let layers = Layers::collect(args, socket, &|name| std::env::var_os(name))?;
         Config::from_layers(&layers, Path::new("/"))
     }

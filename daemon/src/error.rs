@@ -133,6 +133,23 @@ pub enum Error {
         reason: &'static str,
     },
 
+    /// The lock file or the socket belongs to another user, whom the system protects.
+    #[error(
+        "{path:?} belongs to user {owner}, and this process is of user {user}: use the daemon of user {owner}, have that \
+         user or root remove it, or choose another path with --socket"
+    )]
+    OtherUser {
+        /// The lock file or the socket.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Who runs this process.
+        user: u32,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+
     /// Another daemon owns the socket.
     #[error(
         "socket {path:?} is owned by another daemon ({holder}): stop it or choose another path with --socket"

@@ -12,8 +12,9 @@ use tierpack_daemon::{Args, print_last, run_command};
 #[derive(Debug, Parser)]
 #[command(version, after_help = "Exit codes: 0 stopped as asked, 1 an error, 2 wrong usage.")]
 struct Command {
-    /// Control socket; the default is in the run-time directory.
-    #[arg(long, value_name = "PATH", env = "TIERPACK_SOCKET")]
+    /// Control socket; the default is in the run-time directory [env: TIERPACK_SOCKET]
+    // Not clap's `env`: an empty variable is an unset one, and a message names the variable.
+    #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     #[command(flatten)]
     args: Args,

@@ -10,10 +10,12 @@
 //! the child's: it belongs to the open file, of which the child has no descriptor.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
+use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
 use tierpack_shm::fork::Unshared;
 
 use crate::address::prepare_directory;
@@ -125,6 +127,18 @@ fn id_of(metadata: &Metadata) -> FileId {
     (metadata.dev(), metadata.ino())
 }
 
+/// The error for a file that another user has and that the system refuses for it; else the system's answer.
+fn of_other_user(path: &Path, source: io::Error) -> core::result::Result<Error, io::Error> {
+    let user = geteuid().as_raw();
+    // Also root: in a folder where everybody may write, the kernel protects files of others from being opened.
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if source.kind() == io::ErrorKind::PermissionDenied && metadata.uid() != user => {
+            Ok(Error::OtherUser { path: path.to_owned(), owner: metadata.uid(), user, source })
+        }
+        _ => Err(source),
+    }
+}
+
 fn is_same_file(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::symlink_metadata(path)) {
         (Ok(open), Ok(named)) => id_of(&open) == id_of(&named),
@@ -151,7 +165,7 @@ fn open_lock_file(path: &Path) -> Result<File> {
         .mode(0o600)
         .custom_flags(flags.bits())
         .open(path)
-        .map_err(failed("open"))?;
+        .map_err(|source| of_other_user(path, source).unwrap_or_else(failed("open")))?;
     let metadata = file.metadata().map_err(failed("examine"))?;
     let unusable = |reason| Err(Error::LockFileUnusable { path: path.to_owned(), reason });
     if !metadata.is_file() {

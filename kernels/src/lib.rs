@@ -56,7 +56,7 @@ mod sparse;
 mod window;
 
 pub use coder::Coder;
-pub use cpu::Level;
+pub use cpu::{CPU_VARIABLE, CPU_VARIABLE_NEEDED, Level};
 pub use cut::RECORD_ELEMS;
 pub use error::{Error, Result};
 pub use prefetch::prefetch;

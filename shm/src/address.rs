@@ -27,6 +27,14 @@ pub fn stats_path(control: &Path) -> PathBuf {
     }
 }
 
+/// An address as it was given, for good: a relative path is that of the directory that it was given in.
+///
+/// What cannot be made absolute (an empty path, a directory that is gone) stays as it is.
+#[must_use]
+pub fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::ffi::OsStrExt;

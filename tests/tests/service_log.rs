@@ -1,4 +1,5 @@
-//! The log: nobody waits for whoever reads it, and peers decide little of what is in it.
+//! The log: nobody waits for whoever reads it, and peers decide little of what is in it. And what a forked child keeps of
+//! an embedded daemon: nothing.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, PipeReader};
@@ -8,11 +9,13 @@ use std::process::{Command, Stdio};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
-use tierpack_client::{Client, Dtype, Stats, stats_socket};
+use tierpack_client::{Client, Dtype, Error, Stats, stats_socket};
+use tierpack_daemon::{Config, Embedded, LockMode};
 use tierpack_tests::peer::Peer;
-use tierpack_tests::{DEADLINE, Process, eventually, program, raw};
+use tierpack_tests::{DEADLINE, Process, TestClient, eventually, program, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
+const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
 
 /// A daemon whose standard error is not a file that keeps everything.
 struct Serving {
@@ -125,4 +128,67 @@ fn what_peers_cause_is_a_few_lines_and_a_count() {
         .sum();
     assert_eq!(ended + more, 1500, "{lines:?}");
     assert!(ended < 1000, "{ended} lines");
+}
+
+#[test]
+fn the_child_of_a_killed_embedded_daemon_keeps_nothing_of_it() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let socket = dir.path().join("control.sock");
+    let mut command = Command::new(program::located(CLIENT));
+    command.arg("--socket").arg(&socket);
+    let mut parent = TestClient::run(command.args([
+        "fork",
+        "--scenario",
+        "daemon",
+        "--tensor",
+        "x",
+        "--tensor-id",
+        "1",
+        "--version",
+        "1",
+    ]));
+    assert_eq!(parent.line().as_deref(), Some("serving"));
+    // More than a table of fixed size would hold.
+    let peers: Vec<_> = (0..300).map(|_| Peer::greeted(&socket)).collect();
+    let client = Client::builder().socket(&socket).connect().expect("the daemon answers");
+    client.open("x").expect("it is there");
+    parent.tell("fork");
+    assert!(parent.line().expect("a line of the child").starts_with("child "));
+    // The parent lives on, whatever its child has dropped.
+    client.put("y", Dtype::U8, &[1], &[1]).expect("the daemon answers");
+    parent.process().kill();
+    for peer in &peers {
+        assert!(matches!(peer.receive(), Err(tierpack_shm::error::Error::Closed)));
+    }
+    assert!(matches!(Client::builder().socket(&socket).connect(), Err(Error::NoDaemon { .. })));
+    let config = Config::embedded(socket.clone(), 16 << 20).expect("a configuration");
+    let successor = Embedded::start(&config.with_lock(LockMode::Off)).expect("nobody has the lock");
+    let client = Client::builder().socket(&socket).connect().expect("the successor answers");
+    assert!(matches!(client.open("x"), Err(Error::NotFound { .. })));
+    successor.stop().expect("an orderly end");
+    // The end of its input ends the child.
+    drop(parent);
+}
+
+#[test]
+fn a_variable_is_empty_or_says_what_it_may_and_a_message_names_it() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let long = dir.path().join("x".repeat(120));
+    let run = |name: &str, value: &std::ffi::OsStr, args: &[&str]| {
+        let mut command = Command::new(program::located(PROGRAM));
+        command.args(args).env_remove("TIERPACK_SOCKET").env("XDG_RUNTIME_DIR", dir.path());
+        command.env(name, value).stdin(Stdio::null()).output().expect("run the program")
+    };
+    for (args, name) in [(&["serve"][..], "TIERPACK_CPU"), (&["ls"][..], "TIERPACK_CPU")] {
+        let line = program::error_line(&run(name, "fast".as_ref(), args));
+        program::assert_says(&line, &[name, "\"fast\"", "scalar"]);
+    }
+    let line = program::error_line(&run("TIERPACK_SOCKET", long.as_os_str(), &["serve"]));
+    program::assert_says(&line, &["from TIERPACK_SOCKET", "107"]);
+    for name in ["TIERPACK_CPU", "TIERPACK_SOCKET"] {
+        let output = run(name, "".as_ref(), &["serve", "--print-config"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let usual = dir.path().join("tierpack/control.sock");
+        assert!(text.contains(usual.to_str().expect("UTF-8")), "{name}: {text} {output:?}");
+    }
 }

@@ -297,3 +297,10 @@ fn a_daemon_that_admits_its_owner_only_says_so() {
     machine.refused(USER, &["ls"], &["user 1234 may not use the daemon of user 0", "admits only"]);
     machine.daemon.run_ok(&["ls"]);
 }
+
+#[test]
+fn a_lock_file_of_another_user_is_named() {
+    let Some(machine) = Machine::start(&[]) else { return };
+    let line = error_line(&machine.run(USER, &["serve", "--pool-size", "16MiB"]));
+    assert_says(&line, &["lock", "belongs to user 0", "this process is of user 1234", "--socket"]);
+}

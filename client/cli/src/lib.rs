@@ -24,6 +24,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use commands::{bench, demo, get, ls, ns, put, refit, rm, serve, stats, update, verify};
 use output::Output;
+use tierpack_kernels::{CPU_VARIABLE, CPU_VARIABLE_NEEDED, Level};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -35,8 +36,9 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "tierpack", version, after_help = EXIT_CODES)]
 struct Cli {
-    /// Control socket of the daemon [default: the first of the usual places that answers]
-    #[arg(long, global = true, env = "TIERPACK_SOCKET", value_name = "PATH")]
+    /// Control socket of the daemon [env: TIERPACK_SOCKET] [default: the first of the usual places that answers]
+    // Not clap's `env`: an empty variable is an unset one, and a message names the variable.
+    #[arg(long, global = true, value_name = "PATH")]
     socket: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -111,6 +113,9 @@ pub fn main() -> ExitCode {
 }
 
 fn run(cli: Cli, out: &mut Output) -> anyhow::Result<ExitCode> {
+    if let Err(found) = Level::forced() {
+        anyhow::bail!("{CPU_VARIABLE} is {found:?}: {CPU_VARIABLE_NEEDED}");
+    }
     let socket = cli.socket.as_deref();
     match cli.command {
         Command::Serve(args) => return serve::run(args, cli.socket),

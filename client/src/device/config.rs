@@ -99,7 +99,7 @@ impl GpuConfig {
 
     /// The choice, after the environment.
     pub(super) fn chosen(&self) -> Result<AccessChoice, GpuError> {
-        match std::env::var_os(ACCESS_VARIABLE) {
+        match std::env::var_os(ACCESS_VARIABLE).filter(|text| !text.is_empty()) {
             None => Ok(self.access),
             Some(text) => AccessChoice::parse(ACCESS_VARIABLE, &text.to_string_lossy()),
         }

@@ -167,11 +167,17 @@ fn file_that_cannot_be_read_is_an_error() {
 
 #[test]
 fn values_out_of_range_name_their_origin() {
-    let flags: [(&[&str], &str); 9] = [
+    let flags: [(&[&str], &str); 11] = [
         (&["--pool-size", "0"], "--pool-size: 0 bytes is not between 2 MiB and 2 TiB"),
         (&["--pool-size", "3TiB"], "--pool-size: 3 TiB"),
         (&["--segment-size", "3MiB"], "--segment-size: 3 MiB is not a power of two"),
         (&["--segment-size", "128MiB"], "--segment-size: 128 MiB"),
+        (&["--segment-size", "1MiB"], "--segment-size: 1 MiB is not a power of two between 2 MiB and 64 MiB"),
+        (
+            &["--pool-size", "65GiB", "--segment-size", "2MiB"],
+            "--segment-size: a namespace has at most 32768 segments, and so many of 2 MiB are 64 GiB, less than the pool \
+             of 65 GiB: give at least 4 MiB",
+        ),
         (
             &["--pool-size", "2MiB", "--segment-size", "4MiB"],
             "--segment-size: 4 MiB is more than the whole pool",
@@ -253,4 +259,13 @@ fn embedded_configuration_is_checked_too() {
     assert!(config.with_workers(0).is_err());
     assert!(Config::embedded(socket, 5).is_err());
     assert!(Config::embedded(PathBuf::from("x".repeat(200)), MIB).is_err());
+}
+
+#[test]
+fn the_least_segment_size_is_what_the_help_says() {
+    let help = Cli::command().render_long_help().to_string();
+    let range = format!("from {}MiB to {}MiB", MIN_SEGMENT_BYTES / MIB, MAX_SEGMENT_BYTES / MIB);
+    assert!(help.contains(&range), "{help}");
+    let config = System::new("").load(&["--pool-size", "64GiB", "--segment-size", "2MiB"], None).unwrap();
+    assert_eq!(config.segment_bytes(), MIN_SEGMENT_BYTES);
 }

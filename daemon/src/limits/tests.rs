@@ -227,9 +227,43 @@ fn refuses_growth_when_others_took_the_rest() {
     check_growth(64 * MIB, root).unwrap();
     machine.v2("/c", &bytes(GIB), 970 * MIB);
     let text = check_growth(64 * MIB, root).unwrap_err().to_string();
-    for part in ["(65.5 MiB)", "54 MiB", "1 GiB", "970 MiB", "/c/memory.max"] {
+    for part in ["(72.5 MiB)", "54 MiB", "1 GiB", "970 MiB", "/c/memory.max"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+#[test]
+fn a_limit_that_is_lowered_later_is_noticed_at_every_level() {
+    let machine = Machine::large();
+    machine.mounts(&[V2_MOUNT]).write("proc/self/cgroup", "0::/a/b\n");
+    // Others in the same slice count: what this group uses is the least of it.
+    machine.v2("/a/b", "max", MIB).v2("/a", &bytes(GIB), 100 * MIB);
+    let root = machine.root.path();
+    check_rest(64 * MIB, root).unwrap();
+    machine.v2("/a", &bytes(128 * MIB), 100 * MIB);
+    for error in [check_growth(64 * MIB, root).unwrap_err(), check_rest(64 * MIB, root).unwrap_err()] {
+        let text = error.to_string();
+        assert!(
+            text.contains("28 MiB") && text.contains("/a/memory.max") && text.contains("128 MiB"),
+            "{text}"
+        );
+    }
+    // Nothing more is wanted: nothing is wrong.
+    check_rest(0, root).unwrap();
+}
+
+#[test]
+fn one_thread_at_a_time_takes_the_room_that_it_was_promised() {
+    let machine = Machine::large();
+    machine.mounts(&[V2_MOUNT]).write("proc/self/cgroup", "0::/c\n").v2("/c", &bytes(GIB), 0);
+    let room = check_growth(600 * MIB, machine.root.path()).unwrap();
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| check_growth(600 * MIB, machine.root.path()).map(drop));
+        // The first allocates now, and then gives the guard back.
+        machine.v2("/c", &bytes(GIB), 600 * MIB);
+        drop(room);
+        assert!(matches!(second.join().unwrap(), Err(Error::MemoryShort { .. })));
+    });
 }
 
 #[test]

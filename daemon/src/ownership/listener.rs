@@ -20,7 +20,7 @@ use nix::sys::socket::{
 };
 use tierpack_shm::fork::Unshared;
 
-use super::{FileId, id_of};
+use super::{FileId, id_of, of_other_user};
 use crate::address::MAX_PATH_BYTES;
 use crate::error::{Error, Result};
 
@@ -71,7 +71,9 @@ impl Listener {
         fs::set_permissions(&listener.path, Permissions::from_mode(mode))
             .map_err(failed("set permissions"))?;
         start_listening(&listener.fd).map_err(|errno| failed("listen")(errno.into()))?;
-        fs::rename(&listener.path, path).map_err(failed("rename to the final name"))?;
+        let other_user =
+            |source| of_other_user(path, source).unwrap_or_else(failed("rename to the final name"));
+        fs::rename(&listener.path, path).map_err(other_user)?;
         path.clone_into(&mut listener.path);
         Ok(listener)
     }
@@ -150,7 +152,7 @@ fn refuse_if_taken(path: &Path, kind: SocketKind) -> Result<()> {
         Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => Ok(()),
         Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
             Errno::EAGAIN | Errno::EINPROGRESS | Errno::EPROTOTYPE => taken("has a live listener"),
-            _ => Err(failed(error)),
+            _ => Err(of_other_user(path, error).unwrap_or_else(failed)),
         },
         Ok(()) => taken("has a live listener"),
     }

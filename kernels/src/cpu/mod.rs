@@ -25,6 +25,12 @@ use crate::scalar::ibp::{self as scalar, Packed};
 use crate::scalar::planes::Escape;
 use crate::window::Window;
 
+/// The variable that chooses a level.
+pub const CPU_VARIABLE: &str = "TIERPACK_CPU";
+/// What it may say, for messages.
+pub const CPU_VARIABLE_NEEDED: &str =
+    "scalar is needed, or nothing for the best instructions of this machine";
+
 /// What runs the inner loops of the codecs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -43,12 +49,11 @@ impl Level {
 
     /// The best level of this machine, found out once.
     ///
-    /// `TIERPACK_CPU=scalar` in the environment chooses [`Level::Scalar`].
+    /// `TIERPACK_CPU=scalar` in the environment chooses [`Level::Scalar`]; a word that [`Level::forced`] refuses, nothing.
     pub fn detect() -> Self {
         static LEVEL: OnceLock<Level> = OnceLock::new();
         *LEVEL.get_or_init(|| {
-            let forced = std::env::var_os("TIERPACK_CPU").is_some_and(|value| value == "scalar");
-            if forced || !Self::Avx2.is_available() {
+            if matches!(Self::forced(), Ok(Some(_))) || !Self::Avx2.is_available() {
                 Self::Scalar
             } else if Self::Bmi2.is_available() && detect::has_fast_deposit() {
                 Self::Bmi2
@@ -56,6 +61,18 @@ impl Level {
                 Self::Avx2
             }
         })
+    }
+
+    /// The level that [`CPU_VARIABLE`] chooses; `None` where it is not set, or empty.
+    ///
+    /// # Errors
+    /// What it says instead: [`CPU_VARIABLE_NEEDED`].
+    pub fn forced() -> Result<Option<Self>, String> {
+        match std::env::var_os(CPU_VARIABLE).filter(|value| !value.is_empty()) {
+            None => Ok(None),
+            Some(value) if value == "scalar" => Ok(Some(Self::Scalar)),
+            Some(value) => Err(value.to_string_lossy().into_owned()),
+        }
     }
 
     /// Whether this machine can run the level, however fast.

@@ -129,7 +129,8 @@ impl Source {
     }
 
     fn open(without_variable: Option<&OsStr>) -> Result<Self, GpuError> {
-        let path = env::var_os(DRIVER_VARIABLE).or_else(|| without_variable.map(OsStr::to_owned));
+        let path = env::var_os(DRIVER_VARIABLE).filter(|path| !path.is_empty());
+        let path = path.or_else(|| without_variable.map(OsStr::to_owned));
         match path.filter(|path| path != "system") {
             Some(path) => Self::open_file(&path),
             None => Self::open_system(),

@@ -65,10 +65,18 @@ impl Kernels {
     /// Loads the image of `module` for the device, and looks up its kernels.
     ///
     /// # Errors
-    /// [`GpuError::Module`] with what the driver's compiler says.
+    /// [`GpuError::Module`] with what the driver's compiler says, [`GpuError::Setting`] for an unknown word in
+    /// [`IMAGE_VARIABLE`].
     pub fn load(device: &Arc<Device>, module: Module) -> Result<Self, GpuError> {
         let (major, minor) = device.facts().capability;
-        let is_ptx = std::env::var_os(IMAGE_VARIABLE).is_some_and(|value| value == "ptx");
+        let is_ptx = match std::env::var_os(IMAGE_VARIABLE).filter(|value| !value.is_empty()) {
+            None => false,
+            Some(value) if value == "ptx" => true,
+            Some(value) => {
+                let (name, found) = (IMAGE_VARIABLE, value.to_string_lossy().into_owned());
+                return Err(GpuError::Setting { name, found, needed: "ptx is needed, or nothing" });
+            }
+        };
         // No cubin is for capability 0.
         let (major, minor) = if is_ptx { (0, 0) } else { (major, minor) };
         Self::load_image(device, &images::choose(module, major, minor), module.kernels())

@@ -15,6 +15,7 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, alarm, fork};
 use tierpack_client::{Client, Dtype, Error, Handle, Tensor, View};
+use tierpack_daemon::{Config, Embedded, LockMode};
 use tierpack_tests::data::{Random, mismatches};
 use tierpack_tests::reports::ReadReport;
 
@@ -36,6 +37,8 @@ enum Scenario {
     Orphan,
     /// Children and the memory of their parent.
     Memory,
+    /// A child that outlives its parent, in which the daemon is.
+    Daemon,
 }
 
 #[derive(Debug, clap::Args)]
@@ -70,6 +73,7 @@ pub(crate) fn run(socket: &Path, args: &Args) -> Result<()> {
         Scenario::Busy => busy(socket, args),
         Scenario::Orphan => orphan(socket, args),
         Scenario::Memory => memory(socket, args),
+        Scenario::Daemon => daemon(socket, args),
     }
 }
 
@@ -306,5 +310,25 @@ fn memory(socket: &Path, args: &Args) -> Result<()> {
     let sleeping = sleeping.context("a child that did not end")?;
     say(&format!("child {sleeping}"))?;
     waitpid(sleeping, None).context("wait for the child")?;
+    Ok(())
+}
+
+fn daemon(socket: &Path, args: &Args) -> Result<()> {
+    let config = Config::embedded(socket.to_owned(), 16 << 20)?.with_lock(LockMode::Off);
+    let mut daemon = Some(Embedded::start(&config)?);
+    let client = connect(socket)?;
+    client.put(&args.tensor, Dtype::U8, &[3], &[1, 2, 3])?;
+    say("serving")?;
+    told()?;
+    let child = forked(|| {
+        alarm::set(crate::WATCHDOG_S);
+        // What a child inherits does nothing when it is dropped.
+        drop(daemon.take());
+        say(&format!("child {}", std::process::id()))?;
+        until_closed()?;
+        exit_now(0)
+    })?;
+    // The test kills this process.
+    waitpid(child.context("a child that did not end")?, None).context("wait for the child")?;
     Ok(())
 }

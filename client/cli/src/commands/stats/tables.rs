@@ -33,6 +33,8 @@ fn daemon_rows(stats: &Stats) -> Vec<(&'static str, String)> {
     vec![
         ("software", escape::cell(&stats.software)),
         ("instance", escape::cell(&stats.instance)),
+        ("health", health(stats)),
+        ("codecs use", escape::cell(&stats.cpu_level)),
         ("uptime, s", format!("{:.0}", stats.uptime_s)),
         ("pool size", size(pool.size_bytes)),
         ("in segments", size(pool.segment_bytes)),
@@ -61,7 +63,15 @@ fn daemon_rows(stats: &Stats) -> Vec<(&'static str, String)> {
         ("requests done", requests.done.to_string()),
         ("requests refused", requests.refused.to_string()),
         ("sessions ended", requests.sessions_ended.to_string()),
+        ("log lines dropped", stats.log.dropped.to_string()),
     ]
+}
+
+/// The state, and what is wrong.
+fn health(stats: &Stats) -> String {
+    let health = &stats.health;
+    let reasons = health.reasons.iter().map(|reason| format!(": {reason}"));
+    escape::cell(&format!("{}{}", health.state, reasons.collect::<String>()))
 }
 
 fn namespaces(stats: &Stats) -> Table {
