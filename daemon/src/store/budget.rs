@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 /// How long all but one wait for returning segments: clients unmap at once, and workers must stay free when one does not.
-const SHORT_WAIT: Duration = Duration::from_millis(200);
+const SHORT_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default)]
 struct Taken {
