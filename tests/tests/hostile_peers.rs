@@ -183,12 +183,13 @@ fn the_rest_of_a_page_full_of_nonsense_changes_nothing() {
 }
 
 #[test]
-fn acknowledgments_that_were_not_asked_for_change_nothing() {
+fn acknowledgments_for_other_namespaces_change_nothing() {
     let (mut daemon, client, before) = daemon();
     let mut peer = Peer::greeted(&daemon.socket());
     let (id, page, header, header_len) = peer.attach("default");
     let segments = |kind, index, serial| vec![SegmentId { kind, index, serial }; 100];
-    for namespace in [id.namespace, id.namespace + 1, u32::MAX] {
+    // For its own, more than were asked for end the session.
+    for namespace in [id.namespace + 1, u32::MAX] {
         for index in [0, 1, 1 << 15, u32::MAX] {
             for kind in [SegmentKind::Data, SegmentKind::Directory] {
                 for serial in 0..4 {

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::EpollFlags;
+use tierpack_shm::socket::{PeerProcess, peer_process};
 
 use super::Server;
 use super::poller::Source;
@@ -62,6 +63,8 @@ impl Server {
         }
         if now >= self.ticks.check {
             self.ticks.check = now + CHECK_TICK;
+            // The background thread retires as well.
+            self.ticks.reclaim.get_or_insert(now);
             for number in std::mem::take(&mut self.paused) {
                 if let Some(session) = self.touch(number) {
                     session.is_paused = false;
@@ -90,7 +93,7 @@ impl Server {
             session.flush_writable();
         } else if let State::HungUp { look_again: Some(_) } = session.state {
             self.hung_up(number);
-        } else if session.is_deaf(now) {
+        } else if session.is_deaf(now) && matches!(peer_process(&*session), Ok(PeerProcess::Alive(_))) {
             // It cannot be told that it has ended: it only sends.
             self.hung_up(number);
         }

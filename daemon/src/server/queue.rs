@@ -178,3 +178,56 @@ impl Queue {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tierpack_shm::message::Request;
+    use tierpack_shm::socket::Peer;
+
+    use super::super::shares::Load;
+    use super::*;
+    use crate::store::access::Caller;
+
+    fn job(uid: u32, session: u64, id: u64) -> Job {
+        Job {
+            session,
+            caller: Arc::new(Caller::new(Peer { pid: 1, uid, gid: uid }, Vec::new(), 7)),
+            id,
+            deadline: Instant::now(),
+            request: Request::List { namespace: None, after: None },
+            descriptors: Vec::new(),
+            load: Load::one(1, 0),
+        }
+    }
+
+    #[test]
+    fn users_then_sessions_have_turns_and_look_ups_go_first() {
+        let queue = Queue::default();
+        // User 1 has two sessions, and asks first and most; user 2 has one.
+        for id in 0..3 {
+            queue.push(job(1, 10, id), Class::Bulk);
+            queue.push(job(1, 11, 10 + id), Class::Bulk);
+        }
+        queue.push(job(2, 20, 20), Class::Bulk);
+        queue.push(job(1, 10, 30), Class::LookUp);
+        let mut in_a_row = 0;
+        let mut next = || queue.next(Takes::Everything, &mut in_a_row).expect("a job").id;
+        assert_eq!([next(), next(), next(), next(), next()], [30, 0, 20, 10, 1]);
+        assert_eq!(queue.take_session(11).len(), 2);
+        assert_eq!(queue.next(Takes::Everything, &mut 0).expect("a job").id, 2);
+        assert!(queue.stop().is_empty() && queue.next(Takes::LookUps, &mut 0).is_none());
+    }
+
+    #[test]
+    fn bulk_work_has_turns_among_look_ups() {
+        let queue = Queue::default();
+        queue.push(job(1, 10, 100), Class::Bulk);
+        (0..10).for_each(|id| queue.push(job(2, 20, id), Class::LookUp));
+        let mut in_a_row = 0;
+        let order: Vec<_> =
+            (0..11).map(|_| queue.next(Takes::Everything, &mut in_a_row).expect("a job").id).collect();
+        assert_eq!(order[..6], [0, 1, 2, 3, 100, 4]);
+    }
+}

@@ -347,3 +347,28 @@ impl AsFd for Session {
         self.fd.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_seems_writable_and_takes_nothing_is_tried_again_later() {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (ours, _theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        let peer = Peer { pid: 1, uid: 1, gid: 1 };
+        let mut session = Session::new(1, peer, Caller::new(peer, Vec::new(), 1), ours);
+        session.state = State::Open;
+        while !session.is_waiting() {
+            session.send_bytes(vec![0; 1 << 14], Vec::new());
+        }
+        assert!(session.wanted().contains(EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT));
+        session.flush_writable();
+        assert!(!session.wanted().contains(EpollFlags::EPOLLOUT), "the loop would spin");
+        let at = session.next_deadline().expect("another attempt");
+        assert!(session.sends_again(at) && !session.is_overdue(at));
+        assert!(session.is_overdue(Instant::now() + READ_DEADLINE));
+    }
+}

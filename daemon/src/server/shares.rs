@@ -79,11 +79,12 @@ impl Shares {
         let (max, all) = (self.max_sessions, self.all.sessions);
         let reserved = RESERVED_SESSIONS.min(max / RESERVE);
         let own = self.user(caller.uid).sessions;
-        let text = if all >= max || !caller.is_operator && all >= max - reserved {
-            let kept = if caller.is_operator { 0 } else { reserved };
+        let text = if all >= max {
+            format!("{all} sessions are open, the limit is {max} (--max-sessions)")
+        } else if !caller.is_operator && all >= max - reserved {
             format!(
-                "{all} sessions are open, the limit is {max} (--max-sessions), of which {kept} are kept for the \
-                 daemon's own user"
+                "{all} sessions are open, the limit is {max} (--max-sessions), of which {reserved} are kept for root \
+                 and the daemon's own user"
             )
         } else if !caller.is_operator && own >= (max / 2).max(1) {
             let limit = (max / 2).max(1);
@@ -143,14 +144,15 @@ impl Shares {
         let full = beyond(each(|load| load.requests), REQUESTS, 1, caller)
             .map(|found| ("requests", found))
             .or_else(|| {
-                beyond(each(|load| load.bytes), BYTES, load.bytes, caller).map(|found| ("bytes", found))
+                beyond(each(|load| load.bytes), BYTES, load.bytes, caller)
+                    .map(|found| ("bytes of requests", found))
             })
             .or_else(|| {
                 let found = beyond(each(|load| load.descriptors), DESCRIPTORS, load.descriptors, caller);
-                found.map(|found| ("descriptors", found))
+                found.map(|found| ("descriptors of requests", found))
             });
         if let Some((what, (found, limit))) = full {
-            let text = format!("{found} {what} of requests are under way, the limit is {limit}: try again");
+            let text = format!("{found} {what} are under way, the limit is {limit}: try again");
             return Err(Refusal::new(ErrorCode::Busy, text));
         }
         session.load.add(load);
@@ -186,6 +188,30 @@ mod tests {
 
     fn caller(uid: u32) -> Caller {
         Caller::new(Peer { pid: 1, uid, gid: uid }, Vec::new(), 7)
+    }
+
+    fn session(number: u64, uid: u32) -> Session {
+        let fd = std::fs::File::open("/dev/null").expect("a file of every system");
+        Session::new(number, Peer { pid: 1, uid, gid: uid }, caller(uid), fd.into())
+    }
+
+    #[test]
+    fn what_waits_is_bounded_by_session_and_by_user() {
+        let mut shares = Shares::new(1024);
+        let fill = |shares: &mut Shares, session: &mut Session| {
+            (0..1000).filter(|_| shares.queue(session, Load::one(100, 0)).is_ok()).count()
+        };
+        let mut sessions: Vec<_> = (0..20).map(|number| session(number, 100)).collect();
+        let taken: Vec<_> = sessions.iter_mut().map(|session| fill(&mut shares, session)).collect();
+        assert_eq!((taken[0], taken[15], taken[16]), (REQUESTS[0], REQUESTS[0], 0));
+        let mut other = session(30, 101);
+        assert_eq!(fill(&mut shares, &mut other), REQUESTS[0], "others have their own share");
+        let refusal = shares.queue(&mut other, Load::one(100, 0)).unwrap_err();
+        assert_eq!(refusal.code(), Some(ErrorCode::Busy));
+        assert!(refusal.text.contains("128 requests are under way, the limit is 128"), "{}", refusal.text);
+        shares.unqueue(&mut other, Load::one(100, 0));
+        assert!(shares.queue(&mut other, Load::one(5 << 20, 0)).is_err(), "too many bytes");
+        assert!(shares.queue(&mut other, Load::one(100, 65)).is_err(), "too many descriptors");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::shares::User;
 use crate::size::MIB;
 
 /// How long all but one wait for returning segments: clients unmap at once, and workers must stay free when one does not.
-const SHORT_WAIT: Duration = Duration::from_millis(200);
+const SHORT_WAIT: Duration = Duration::from_millis(500);
 /// Segments leave one part in so many of the pool to the heap, so that a pool full of bytes still has room for a name.
 const HEAP_SHARE: u64 = 128;
 /// They leave no more than this.
