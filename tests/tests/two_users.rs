@@ -230,7 +230,7 @@ fn users_have_namespaces_of_their_own_and_root_may_everything() {
         let all = machine.json(USER, &["ns", "ls", "--json"]);
         let entry = all.iter().find(|entry| entry["namespace"] == namespace).expect("it was made");
         assert_eq!((&entry["uid"], &entry["mode"]), (&1234.into(), &mode.into()));
-        machine.refused(stranger, &["rm", "t", "--namespace", namespace], &[namespace, "may not write"]);
+        machine.refused(stranger, &["rm", "t", "--namespace", namespace], &[namespace, "user 4321 may not"]);
     }
     assert_eq!(machine.get(stranger, "made"), tensor);
     assert_eq!(machine.json(stranger, &["ls", "--json"]).len(), 1);

@@ -359,7 +359,8 @@ mod tests {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (ours, _theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
         let peer = Peer { pid: 1, uid: 1, gid: 1 };
-        let mut session = Session::new(1, peer, Caller::new(peer, Vec::new(), 1), ours);
+        let mut session =
+            Session::new(1, peer, Caller::new(peer, Vec::new(), 1), Unshared::new(ours).unwrap());
         session.state = State::Open;
         while !session.is_waiting() {
             session.send_bytes(vec![0; 1 << 14], Vec::new());

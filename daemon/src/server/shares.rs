@@ -182,6 +182,7 @@ fn beyond(own: [usize; 3], limits: [usize; 3], more: usize, caller: &Caller) -> 
 
 #[cfg(test)]
 mod tests {
+    use tierpack_shm::fork::Unshared;
     use tierpack_shm::socket::Peer;
 
     use super::*;
@@ -192,7 +193,7 @@ mod tests {
 
     fn session(number: u64, uid: u32) -> Session {
         let fd = std::fs::File::open("/dev/null").expect("a file of every system");
-        Session::new(number, Peer { pid: 1, uid, gid: uid }, caller(uid), fd.into())
+        Session::new(number, Peer { pid: 1, uid, gid: uid }, caller(uid), Unshared::new(fd.into()).unwrap())
     }
 
     #[test]

@@ -157,8 +157,9 @@ impl Store {
         let text = format!(
             "pool is full: {} more are needed, and of {} tensors take {}, puts and updates under way {}, removed or \
              replaced bytes that clients still read {}{holders}, directories {}, idle room in segments {}, segments \
-             that clients have yet to unmap {}, and the daemon's tables {}; {} are free, and {} of these and of the \
-             idle room are promised to puts under way{promised}{own}{closed}; remove tensors or start the daemon with a \
+             that clients have yet to unmap {}, and the daemon's tables {}; {} are free, of which {} are kept for \
+             tables, and {} of these and of the idle room are promised to puts under way{promised}{own}{closed}; remove \
+             tensors or start the daemon with a \
              larger --pool-size",
             ByteSize(needed),
             ByteSize(now.size),
@@ -170,6 +171,7 @@ impl Store {
             ByteSize(now.returning),
             ByteSize(now.heap),
             ByteSize(now.free),
+            ByteSize(self.budget.heap_floor().saturating_sub(now.heap).min(now.free)),
             ByteSize(self.budget.reserved()),
         );
         Refusal::new(ErrorCode::PoolFull, text)
