@@ -50,11 +50,11 @@ pub(crate) fn run_in_place(bench: &Bench, effort: Effort, report: &mut Report) -
         let speed = measure(bench, effort, &work, &decoding.0, &out)?;
         let name = match codec {
             CodecId::Raw => "raw zero-copy read".to_owned(),
-            _ => format!("decode {codec} from page-locked host memory"),
+            _ => format!("decode {codec} from host memory, in place"),
         };
         let note = match codec {
             CodecId::Raw => way.note().to_owned(),
-            _ => format!("{note}, {:.1} GiB/s of stored bytes", speed / work.ratio()),
+            _ => format!("{note}, {:.1} GiB/s of stored bytes, {}", speed / work.ratio(), way.note()),
         };
         report.row(&name, speed, "GiB/s", &note)?;
     }

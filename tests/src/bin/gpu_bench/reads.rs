@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use tierpack_client::{CacheConfig, CodecChoice, CodecId, Gpu, GpuConfig, Handle, PutOptions};
+use tierpack_shm::types::index;
 use tierpack_tests::Daemon;
 
 use crate::decode;
@@ -68,7 +69,7 @@ fn small_gather(handle: &Handle, gpu: &Gpu, work: &Work, effort: Effort) -> Resu
     let ids: Vec<u64> = (0..FEW).map(|n| n * STEP % work.geometry.n_rows()).collect();
     let wanted: Vec<u8> = ids.iter().flat_map(|&id| work.row(id)).copied().collect();
     let ids = gpu.ids(&ids)?;
-    let mut rows = device.output(FEW)?;
+    let mut rows = device.output(index(FEW))?;
     device.gather_into(&ids, &mut rows)?.wait()?;
     ensure!(rows.to_host()? == wanted, "a gather of {FEW} rows: other bytes than were put");
     effort.seconds(|| Ok(device.gather_into(&ids, &mut rows)?.wait().map(drop)?), || Ok(()))
