@@ -91,7 +91,7 @@ impl Departures {
         }
     }
 
-    /// Unmaps what nobody reads any more of the namespaces that are left; gives their numbers.
+    /// Unmaps what nobody reads any more of the namespaces that are left; returns their numbers.
     pub(super) fn unmap(&mut self, inner: &Inner) -> Vec<u32> {
         let leaving = inner.state.lock().leaving.clone();
         if leaving.is_empty() {
@@ -109,7 +109,7 @@ impl Departures {
     pub(super) fn detach(&mut self, inner: &Inner, numbers: &[u32]) {
         for &number in numbers {
             inner.outbox.lock().detach(number);
-            // Relaxed: whoever draws a later id sends after the message above.
+            // Relaxed: a request with a later id is sent after the message above.
             self.left.insert(number, inner.next_id.load(Ordering::Relaxed));
         }
         let mut state = inner.state.lock();

@@ -89,9 +89,10 @@ impl Thread<'_> {
     /// One message, or some pages prefaulted while there is none.
     fn step(&mut self) -> Result<(), End> {
         self.depart();
-        let limit = match self.to_prefault.is_empty() {
-            true => self.departures.limit(self.inner, self.attachments.len()),
-            false => Some(Duration::ZERO),
+        let limit = if self.to_prefault.is_empty() {
+            self.departures.limit(self.inner, self.attachments.len())
+        } else {
+            Some(Duration::ZERO)
         };
         let ready = wire::wait(self.inner.socket.as_fd(), self.flush(), limit)
             .map_err(|errno| ShmError::Io { operation: "wait for a socket", source: errno.into() })?;
@@ -170,7 +171,7 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Sends what waits in the outbox as far as there is room; gives what to wait for.
+    /// Sends what waits in the outbox as far as there is room; returns what to wait for.
     fn flush(&self) -> PollFlags {
         let mut outbox = self.inner.outbox.lock();
         match outbox.flush(&self.inner.socket) {
