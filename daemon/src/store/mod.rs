@@ -200,6 +200,7 @@ impl Store {
                 if self.budget.is_stopped() {
                     return Err(Refusal::new(ErrorCode::Stopping, "the daemon is shutting down"));
                 }
+                self.reclaim();
                 return Err(self.full(needed));
             }
         }
