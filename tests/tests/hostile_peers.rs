@@ -51,6 +51,7 @@ fn peers_that_send_and_close_at_once_are_forgotten() {
     let hello =
         Hello { protocol: PROTOCOL_VERSION, layout: LAYOUT_VERSION, features: 0, software: String::new() };
     let hello = encode(&hello).expect("a greeting");
+    let goodbye = encode(&ClientMessage::Goodbye).expect("a message");
     let socket = daemon.socket();
     let stats_socket = tierpack_client::stats_socket::path_beside(&socket);
     for n in 0..if full() { 10_000 } else { 1000 } {
@@ -74,6 +75,8 @@ fn peers_that_send_and_close_at_once_are_forgotten() {
                 let mut peer = Peer::connect(&socket);
                 peer.send_bytes(&hello, &[]).expect("the daemon listens");
                 peer.ask(request, &[]).expect("the daemon listens");
+                // This process lives on: what it does not give up counts.
+                peer.send_bytes(&goodbye, &[]).expect("the daemon listens");
             }
         }
     }
@@ -85,6 +88,7 @@ fn a_peer_that_only_closes_its_sending_side_is_gone() {
     let (mut daemon, client, before) = daemon();
     let mut peer = Peer::greeted(&daemon.socket());
     peer.attach("default");
+    peer.send_bytes(&encode(&ClientMessage::Goodbye).expect("a message"), &[]).expect("the daemon reads");
     shutdown(peer.raw(), Shutdown::Write).expect("a socket");
     peer.until_hang_up();
     check(&mut daemon, &client, &before);

@@ -120,11 +120,14 @@ fn shutdown_waits_for_nobody() {
     for (n, peer) in putters.iter_mut().enumerate() {
         let transfer = peer.begin(&format!("put-{n}"), 5 * MIB / 512);
         for block in 0..20 {
-            let (request, fd) = chunk(transfer, block * 4, MIB / 512);
+            let (request, fd) = chunk(transfer, block % 5 * 4, MIB / 512);
             peer.ask(request, &[fd.as_fd()]).expect("the daemon reads");
         }
     }
-    client.list().expect("look-ups do not wait for memory");
+    eventually("workers that wait for memory", || {
+        let stats = daemon.stats();
+        (stats.pool.size_bytes - stats.pool.segment_bytes < 2 * MIB).then_some(())
+    });
     let begun = Instant::now();
     assert!(daemon.stop().success());
     let took = begun.elapsed();
@@ -148,14 +151,14 @@ fn who_unmaps_nothing_is_named_and_ended_and_its_memory_counts_until_it_is_gone(
     let stats = daemon.stats();
     let holder = stats.sessions.iter().find(|session| session.unmapping_bytes > 0);
     let holder = holder.expect("the stats name it");
-    assert_eq!(holder.unmapping_bytes, stats.pool.returning_bytes);
+    assert!(holder.unmapping_bytes > 32 * MIB, "{holder:?}");
     assert!(text.contains(&format!("session {} ", holder.session)), "{text}");
     peer.until_hang_up();
     let ended = eventually("the end of its session", || {
         let stats = daemon.stats();
         stats.sessions.iter().any(|session| session.ended).then_some(stats)
     });
-    assert_eq!(ended.pool.returning_bytes, stats.pool.returning_bytes, "it may map the segments still");
+    assert!(ended.pool.returning_bytes > 32 * MIB, "it may map the segments still");
     drop(peer);
     eventually("the return of the memory", || (daemon.stats().pool.returning_bytes == 0).then_some(()));
 }

@@ -56,8 +56,6 @@ pub(super) struct Front {
     spare: Option<File>,
     health: Arc<Health>,
     closer: Arc<Closer>,
-    /// Descriptors from this number on are kept for what clients send and for segments.
-    reserved_from: i32,
 }
 
 impl Front {
@@ -85,7 +83,6 @@ impl Front {
             spare: spare(),
             health: Arc::default(),
             closer,
-            reserved_from: reserved_from(),
         })
     }
 
@@ -106,10 +103,14 @@ impl Front {
     /// Takes in who waits, and turns away who may not stay.
     pub(super) fn accept(&mut self, shares: &mut Shares) -> Vec<(Unshared<OwnedFd>, Peer, Caller)> {
         let mut taken = Vec::new();
+        let reserved_from = reserved_from();
+        if self.spare.is_none() {
+            self.spare = spare();
+        }
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(control) = &self.control else { break };
             match accept::<OwnedFd>(control) {
-                Ok(fd) => match self.check(fd.as_fd(), shares) {
+                Ok(fd) => match self.check(fd.as_fd(), shares, reserved_from) {
                     Ok((peer, caller)) => taken.push((fd, peer, caller)),
                     Err(refusal) => self.turn_away(fd, refusal),
                 },
@@ -157,9 +158,10 @@ impl Front {
         &self,
         fd: BorrowedFd<'_>,
         shares: &mut Shares,
+        reserved_from: i32,
     ) -> core::result::Result<(Peer, Caller), Refusal> {
         // The kernel gives the lowest number that is free.
-        if fd.as_raw_fd() >= self.reserved_from {
+        if fd.as_raw_fd() >= reserved_from {
             return Err(Refusal::new(ErrorCode::Limit, NO_DESCRIPTOR));
         }
         let internal = |error| Refusal::new(ErrorCode::Internal, chain(&error));
@@ -242,7 +244,8 @@ fn spare() -> Option<File> {
     File::open("/dev/null").ok()
 }
 
-/// The number from which on descriptors are not for sessions: a quarter of the limit, at most [`RESERVED_DESCRIPTORS`].
+/// The number from which on descriptors are kept for what clients send and for segments: the last quarter of the
+/// limit, at most [`RESERVED_DESCRIPTORS`].
 fn reserved_from() -> i32 {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
     i32::try_from(limit - RESERVED_DESCRIPTORS.min(limit / 4)).unwrap_or(i32::MAX)

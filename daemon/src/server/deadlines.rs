@@ -13,7 +13,7 @@ use super::session::State;
 /// How soon after something may have been retired it is looked whether leases have ended.
 const HELD_TICK: Duration = Duration::from_millis(5);
 /// How long that pause becomes while they have not.
-const LONGEST_TICK: Duration = Duration::from_millis(80);
+const LONGEST_TICK: Duration = Duration::from_millis(40);
 /// How often the loop looks for idle puts, unused namespaces, and its socket files.
 const CHECK_TICK: Duration = Duration::from_secs(1);
 

@@ -213,6 +213,9 @@ mod tests {
         shares.unqueue(&mut other, Load::one(100, 0));
         assert!(shares.queue(&mut other, Load::one(5 << 20, 0)).is_err(), "too many bytes");
         assert!(shares.queue(&mut other, Load::one(100, 65)).is_err(), "too many descriptors");
+        let attached = (0..10_000).filter(|_| shares.attach(&other).is_ok()).count();
+        assert_eq!(attached, ATTACHMENTS[1]);
+        assert!(shares.attach(&sessions[0]).is_ok(), "others have their own share");
     }
 
     #[test]

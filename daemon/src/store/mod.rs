@@ -205,6 +205,7 @@ impl Store {
                 if self.budget.is_stopped() {
                     return Err(Refusal::new(ErrorCode::Stopping, "the daemon is shutting down"));
                 }
+                self.reclaim_all();
                 return Err(self.full(user, needed));
             }
         }
