@@ -93,7 +93,8 @@ impl Store {
         if state.overlays < MAX_CHAIN && overlaid.saturating_mul(OVERLAY_SHARE) <= shape.rows {
             let sorted = rows.iter().map(|(row, bytes)| (*row, *bytes));
             overlay::encode(from, state.overlays, shape.row_bytes, sorted, &mut work.encoded);
-            let stored = StoredOverlay { extent: self.store_bytes(namespace, &work.encoded)?, n_rows };
+            let stored =
+                StoredOverlay { extent: self.store_bytes(namespace, &work.encoded)?, published: 0, n_rows };
             return Ok(Change { block_idx, from, to: Stored::Overlay(stored) });
         }
         if n_rows < shape.rows {
