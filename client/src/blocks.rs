@@ -15,34 +15,105 @@ use tierpack_shm::types::{BlockWord, index};
 
 use crate::decode::{Coders, decode_whole};
 use crate::error::Error;
-use crate::handle::Fault;
+use crate::handle::{Fault, Opened};
 use crate::overlays::chain;
 
-/// Copies neighboring blocks: all of a tensor, or the pieces of a row that is longer than a block.
-pub(crate) fn copy_run<A>(coders: &Coders<'_, A>, blocks: Range<u64>, out: &mut [u8]) -> Result<(), Fault>
+/// Blocks that one lease covers: a whole tensor of 64 MiB, usually.
+const BATCH: usize = 256;
+/// As [`BATCH`] for fewer blocks: room for their words costs less to make.
+const FEW: usize = 8;
+
+/// A guard that lives as long as one call.
+pub(crate) type CallGuard<'o> = Guard<&'o Attachment>;
+
+/// Copies neighboring blocks: all of a tensor, or the pieces of a row that is longer than a block; gives the last guard.
+///
+/// Each batch has a lease of its own, and a batch that finds another publication fails the call: blocks of two
+/// publications never come together.
+pub(crate) fn copy_run<'o>(
+    opened: &'o Opened,
+    blocks: Range<u64>,
+    out: &mut [u8],
+) -> Result<CallGuard<'o>, Fault> {
+    if blocks.end - blocks.start <= FEW as u64 {
+        copy_batches::<FEW>(opened, blocks, out)
+    } else {
+        copy_batches::<BATCH>(opened, blocks, out)
+    }
+}
+
+fn copy_batches<'o, const N: usize>(
+    opened: &'o Opened,
+    mut blocks: Range<u64>,
+    out: &mut [u8],
+) -> Result<CallGuard<'o>, Fault> {
+    let mut found = [BlockWord::from_bits(0); N];
+    let mut rest = out;
+    loop {
+        let guard = opened.guard()?;
+        let found = &mut found[..N.min(index(blocks.end - blocks.start))];
+        let coders = Coders::new(&guard, opened);
+        look_up_blocks(&coders, blocks.start, found)?;
+        guard.finish();
+        let last = blocks.start + found.len() as u64 - 1;
+        for (block_idx, &word) in (blocks.start..).zip(&*found) {
+            let shape = opened.geometry.block(block_idx);
+            let (target, left) = rest.split_at_mut_checked(index(shape.raw_bytes)).ok_or(NoGuard::Corrupt)?;
+            reach(Point::CopyWordLoaded);
+            if word.is_overlay() {
+                let overlays = chain(&guard, word, shape.row_bytes).collect()?;
+                copy_block(&coders, overlays.block, block_idx, target)?;
+                overlays.apply(target)?;
+            } else {
+                copy_block(&coders, word, block_idx, target)?;
+            }
+            rest = left;
+            if block_idx < last {
+                reach(Point::CopyBetweenBlocks);
+            }
+        }
+        blocks.start = last + 1;
+        if blocks.is_empty() {
+            return Ok(guard);
+        }
+        drop(guard);
+        reach(Point::CopyBetweenBlocks);
+    }
+}
+
+/// Loads the words of some blocks, and all that reading them takes from the tables.
+fn look_up_blocks<A>(coders: &Coders<'_, A>, first: u64, found: &mut [BlockWord]) -> Result<(), Fault>
 where
     A: Deref<Target = Attachment>,
 {
     let words = coders.guard.words()?;
-    let mut rest = out;
-    for block_idx in blocks {
-        let shape = coders.opened.geometry.block(block_idx);
-        let (target, left) = rest.split_at_mut_checked(index(shape.raw_bytes)).ok_or(NoGuard::Corrupt)?;
-        let word = word(words, block_idx)?;
-        reach(Point::CopyWordLoaded);
-        if word.is_overlay() {
-            let overlays = chain(coders.guard, word, shape.row_bytes).collect()?;
-            copy_block(coders, overlays.block, block_idx, target)?;
-            overlays.apply(target)?;
-        } else {
-            copy_block(coders, word, block_idx, target)?;
-        }
-        rest = left;
-        if !rest.is_empty() {
-            reach(Point::CopyBetweenBlocks);
+    for (block_idx, found) in (first..).zip(found) {
+        *found = word(words, block_idx)?;
+        if !found.is_raw() {
+            look_up_coder(coders, *found, block_idx)?;
         }
     }
     Ok(())
+}
+
+/// Looks up the coder that a block needs, if it needs one; gives the word of the block itself.
+pub(crate) fn look_up_coder<A>(
+    coders: &Coders<'_, A>,
+    newest: BlockWord,
+    block_idx: u64,
+) -> Result<BlockWord, Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    let word = if newest.is_overlay() {
+        chain(coders.guard, newest, coders.opened.geometry.block(block_idx).row_bytes).collect()?.block
+    } else {
+        newest
+    };
+    if !word.is_raw() && word.is_resident() {
+        coders.get(word)?;
+    }
+    Ok(word)
 }
 
 /// Copies the block that `word` addresses, as it was last stored as a whole; `out` has its raw length.

@@ -1,8 +1,7 @@
 //! Gathering: rows from wherever their blocks are, each asked for some rows before its turn.
 //!
 //! A row of a raw block is copied; one of an encoded block is decoded straight into the caller's buffer.
-//! Rows of a tensor that was raw when it was opened are copied by a shorter loop, until one is found whose block is
-//! not: from there on the loop for all blocks goes on.
+//! Rows of a batch whose blocks are all raw are copied by a shorter loop.
 
 use std::ops::Deref;
 use std::slice::ChunksExactMut;
@@ -12,10 +11,9 @@ use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::prefetch;
 use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
 use tierpack_shm::faults::{Point, reach};
-use tierpack_shm::sync::AtomicU64;
-use tierpack_shm::types::{BlockWord, CodecId, index};
+use tierpack_shm::types::{BlockWord, index};
 
-use crate::blocks::{block_bytes, check_readable, copy_run, word};
+use crate::blocks::{CallGuard, block_bytes, check_readable, copy_run, look_up_coder, word};
 use crate::decode::{self, Coders, with_scratch};
 use crate::handle::{Fault, Opened};
 use crate::overlays::{Place, chain};
@@ -30,35 +28,111 @@ const AHEAD: usize = 8;
 /// Bytes of a row that are asked for before its turn: what comes after them, the processor foresees.
 const MOST_AHEAD: usize = 1024;
 
+/// Rows that one lease covers.
+const BATCH: usize = 128;
+
 /// Copies rows; the caller has checked their numbers, and that they have bytes and `out` room for them.
-pub(crate) fn copy_rows<A, I: RowId>(
-    guard: &Guard<A>,
-    opened: &Opened,
+///
+/// Gives the last guard. Each batch has a lease of its own, as in [`copy_run`].
+pub(crate) fn copy_rows<'o, I: RowId>(
+    opened: &'o Opened,
     rows: &[I],
     out: &mut [u8],
+) -> Result<CallGuard<'o>, Fault> {
+    let geometry = &opened.geometry;
+    if geometry.pieces_per_row() > 1 {
+        let mut last = None;
+        for (row, target) in rows.iter().zip(out.chunks_exact_mut(index(geometry.row_bytes()))) {
+            let (first, _) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
+            drop(last.take());
+            last = Some(copy_run(opened, first..first + geometry.pieces_per_row(), target)?);
+        }
+        return last.ok_or(NoGuard::Corrupt.into());
+    }
+    if rows.len() < FEW {
+        copy_batches::<FEW, _>(opened, rows, out)
+    } else {
+        copy_batches::<BATCH, _>(opened, rows, out)
+    }
+}
+
+fn copy_batches<'o, const N: usize, I: RowId>(
+    opened: &'o Opened,
+    mut rows: &[I],
+    mut out: &mut [u8],
+) -> Result<CallGuard<'o>, Fault> {
+    let row_bytes = index(opened.geometry.row_bytes());
+    let mut found = [BlockWord::from_bits(0); N];
+    loop {
+        let guard = opened.guard()?;
+        let (batch, later) = rows.split_at(rows.len().min(N));
+        let found = &mut found[..batch.len()];
+        let (target, left) = out.split_at_mut_checked(batch.len() * row_bytes).ok_or(NoGuard::Corrupt)?;
+        let coders = Coders::new(&guard, opened);
+        let are_raw = look_up_rows(&coders, batch, found)?;
+        guard.finish();
+        if are_raw {
+            copy_raw_rows(&guard, &opened.geometry, (batch, found), target)?;
+        } else {
+            with_scratch(|scratch| decode_rows(&coders, (batch, found), target, scratch))?;
+        }
+        (rows, out) = (later, left);
+        if rows.is_empty() {
+            return Ok(guard);
+        }
+        drop(guard);
+        reach(Point::GatherBetweenRows);
+    }
+}
+
+/// Loads the words of the blocks of some rows, and all that reading them takes from the tables; says whether every
+/// block is raw.
+///
+/// A row that no overlay holds gets the word of the block itself.
+#[inline]
+fn look_up_rows<A, I: RowId>(
+    coders: &Coders<'_, A>,
+    rows: &[I],
+    found: &mut [BlockWord],
+) -> Result<bool, Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    let (words, geometry) = (coders.guard.words()?, &coders.opened.geometry);
+    let mut are_raw = true;
+    for (row, found) in rows.iter().zip(found) {
+        let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
+        *found = word(words, block_idx)?;
+        reach(Point::GatherWordLoaded);
+        if !found.is_raw() {
+            are_raw = false;
+            if found.is_overlay() {
+                look_up_changed(coders, found, block_idx, row_in_block)?;
+            } else if found.is_resident() {
+                coders.get(*found)?;
+            }
+        }
+    }
+    Ok(are_raw)
+}
+
+/// As [`look_up_rows`] for one row of a block that has overlays.
+#[cold]
+fn look_up_changed<A>(
+    coders: &Coders<'_, A>,
+    found: &mut BlockWord,
+    block_idx: u64,
+    row_in_block: u64,
 ) -> Result<(), Fault>
 where
     A: Deref<Target = Attachment>,
 {
-    let geometry = &opened.geometry;
-    let row_bytes = index(geometry.row_bytes());
-    if geometry.pieces_per_row() > 1 {
-        let coders = Coders::new(guard, opened);
-        return rows.iter().zip(out.chunks_exact_mut(row_bytes)).try_for_each(|(row, target)| {
-            let (first, _) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
-            copy_run(&coders, first..first + geometry.pieces_per_row(), target)
-        });
+    let row_bytes = coders.opened.geometry.row_bytes();
+    if let Place::Block(word) = chain(coders.guard, *found, row_bytes).find(row_in_block)? {
+        *found = word;
+        look_up_coder(coders, word, block_idx)?;
     }
-    // What the tensor was when it was opened is a hint: the words decide.
-    let copied = match opened.codec {
-        CodecId::Raw => copy_raw_rows(guard, geometry, rows, out)?,
-        _ => 0,
-    };
-    let (rows, out) = (&rows[copied..], &mut out[copied * row_bytes..]);
-    if rows.is_empty() {
-        return Ok(());
-    }
-    with_scratch(|scratch| decode_rows(&Coders::new(guard, opened), rows, out, scratch))
+    Ok(())
 }
 
 /// Where a row is.
@@ -73,21 +147,20 @@ enum Found<'a> {
 /// Gives rows of a tensor whose blocks may be raw, encoded, or changed by overlays.
 fn decode_rows<A, I: RowId>(
     coders: &Coders<'_, A>,
-    rows: &[I],
+    (rows, found): (&[I], &[BlockWord]),
     out: &mut [u8],
     scratch: &mut Scratch,
 ) -> Result<(), Fault>
 where
     A: Deref<Target = Attachment>,
 {
-    let words = coders.guard.words()?;
     let out = out.chunks_exact_mut(index(coders.opened.geometry.row_bytes()));
-    let find = |row: &I| {
-        let found = find_row(coders, words, row)?;
+    let find = |(row, word): (&I, &BlockWord)| {
+        let found = find_row(coders, *word, row)?;
         found.prefetch();
         Ok(found)
     };
-    each_row(rows, out, Found::Raw(&[]), find, Found::prefetch_overflow, |found, target| {
+    each_row(rows.iter().zip(found), out, Found::Raw(&[]), find, Found::prefetch_overflow, |found, target| {
         Ok(found.read(target, scratch)?)
     })
 }
@@ -95,29 +168,27 @@ where
 /// Finds each row some rows before its turn, so that its cache lines are on their way while others are read.
 ///
 /// `ahead` is called half of the way between the two.
-fn each_row<I: RowId, T: Copy, E>(
-    rows: &[I],
+fn each_row<I, T: Copy, E>(
+    mut rows: impl ExactSizeIterator<Item = I>,
     out: ChunksExactMut<'_, u8>,
     nothing: T,
-    mut find: impl FnMut(&I) -> Result<T, E>,
+    mut find: impl FnMut(I) -> Result<T, E>,
     ahead: impl Fn(&T),
     mut read: impl FnMut(&T, &mut [u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     if rows.len() < FEW {
-        return rows.iter().zip(out).try_for_each(|(row, target)| read(&find(row)?, target));
+        return rows.zip(out).try_for_each(|(row, target)| read(&find(row)?, target));
     }
-    let (first, later) = rows.split_at(rows.len().min(AHEAD));
     let mut ring = [nothing; AHEAD];
-    for (row, found) in first.iter().zip(&mut ring) {
+    for (found, row) in ring.iter_mut().zip(rows.by_ref()) {
         *found = find(row)?;
     }
-    let mut later = later.iter();
     for (i, target) in out.enumerate() {
         ahead(&ring[(i + AHEAD / 2) % AHEAD]);
         let found = &mut ring[i % AHEAD];
         read(found, target)?;
         reach(Point::GatherBetweenRows);
-        if let Some(row) = later.next() {
+        if let Some(row) = rows.next() {
             *found = find(row)?;
         }
     }
@@ -152,15 +223,13 @@ impl Found<'_> {
     }
 }
 
-/// Finds one row of a tensor whose blocks may be anything.
+/// Finds one row, by the word that was looked up for it.
 #[inline]
-fn find_row<'a, A, I: RowId>(coders: &Coders<'a, A>, words: &[AtomicU64], row: &I) -> Result<Found<'a>, Fault>
+fn find_row<'a, A, I: RowId>(coders: &Coders<'a, A>, word: BlockWord, row: &I) -> Result<Found<'a>, Fault>
 where
     A: Deref<Target = Attachment>,
 {
     let (block_idx, row_in_block) = coders.opened.geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
-    let word = word(words, block_idx)?;
-    reach(Point::GatherWordLoaded);
     if word.is_overlay() {
         return find_changed(coders, word, block_idx, row_in_block);
     }
@@ -205,56 +274,32 @@ where
     Ok(Found::Coded(decode::rows(coders, word, block_idx)?, row_in_block))
 }
 
-/// Why copying raw rows ended early.
-enum End {
-    /// The next row's block is not raw, or no longer only raw.
-    NotRaw,
-    Fault(Fault),
-}
-
-impl<F: Into<Fault>> From<F> for End {
-    fn from(fault: F) -> Self {
-        Self::Fault(fault.into())
-    }
-}
-
-/// Copies rows until one is found whose block is not raw; says how many it has copied.
+/// Copies rows whose blocks are all raw.
 fn copy_raw_rows<A, I: RowId>(
     guard: &Guard<A>,
     geometry: &Geometry,
-    rows: &[I],
+    (rows, found): (&[I], &[BlockWord]),
     out: &mut [u8],
-) -> Result<usize, Fault>
+) -> Result<(), Fault>
 where
     A: Deref<Target = Attachment>,
 {
-    let words = guard.words()?;
     // Neighbors in a batch often share a block: its word is looked at once.
-    let (mut last_idx, mut block) = (u64::MAX, &[][..]);
-    let find = |row: &I| {
+    let (mut last, mut block) = (None, &[][..]);
+    let find = |(row, word): (&I, &BlockWord)| {
         let (block_idx, row_in_block) = geometry.locate(row.row().ok_or(NoGuard::Corrupt)?);
-        if block_idx != last_idx {
-            let word = word(words, block_idx)?;
-            reach(Point::GatherWordLoaded);
-            if !word.is_raw() {
-                return Err(End::NotRaw);
-            }
-            block = block_bytes(guard, word, block_idx, geometry.block(block_idx).raw_bytes)?;
-            last_idx = block_idx;
+        if last != Some((block_idx, *word)) {
+            block = block_bytes(guard, *word, block_idx, geometry.block(block_idx).raw_bytes)?;
+            last = Some((block_idx, *word));
         }
         let row = codec::raw_row(block, geometry.row_bytes(), row_in_block).ok_or(NoGuard::Corrupt)?;
         prefetch(&row[..row.len().min(MOST_AHEAD)]);
-        Ok(row)
+        Ok::<_, Fault>(row)
     };
-    let mut copied = 0;
     let read = |row: &&[u8], target: &mut [u8]| {
         target.copy_from_slice(row);
-        copied += 1;
         Ok(())
     };
     let out = out.chunks_exact_mut(index(geometry.row_bytes()));
-    match each_row(rows, out, &[][..], find, |_| (), read) {
-        Ok(()) | Err(End::NotRaw) => Ok(copied),
-        Err(End::Fault(fault)) => Err(fault),
-    }
+    each_row(rows.iter().zip(found), out, &[][..], find, |_| (), read)
 }

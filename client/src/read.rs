@@ -1,12 +1,14 @@
 //! Reading: the tier walk behind `get` and `gather`.
 //!
-//! A read takes a guard, looks at the word of each block, and copies from where that says the bytes are.
+//! A read takes a guard, loads the words of a batch of blocks, finishes its lease, and copies from where the words say the
+//! bytes are; the next batch takes another guard.
 //! With one tier that is short: every block is in the pool, raw or encoded.
 //!
 //! ```text
 //! guard          lease + checks: session alive, same process, same publication
 //! word           per block: resident? overlay? raw?
 //! overlay        newest that holds the row, else the block below (overlays.rs)
+//! finish         nothing is looked up any more: what is stored from now on is not held
 //! bytes          header (64 B, not looked at) + rows at fixed stride
 //! raw: copy      row = block bytes [64 + row_in_block * row_bytes ..]
 //! else: decode   with the coder of the word's generation, kept by the handle (decode.rs)
@@ -17,13 +19,9 @@
 //! No system call, no lock and no allocation from the guard to its end; counters are words of the client page.
 //! Row numbers are checked before anything is read, so that a call that fails for one leaves the output untouched.
 
-use std::ops::Deref;
-
-use tierpack_shm::attachment::{Attachment, Guard};
 use tierpack_shm::page::Counter;
 
-use crate::blocks::copy_run;
-use crate::decode::Coders;
+use crate::blocks::{CallGuard, copy_run};
 use crate::error::{Error, Result};
 use crate::gather::copy_rows;
 use crate::handle::{Fault, Handle, Opened};
@@ -55,10 +53,7 @@ impl Handle {
     pub fn get_into(&self, out: &mut [u8]) -> Result<()> {
         check_len(out, u128::from(self.raw_bytes()))?;
         self.attempt(|opened| {
-            let guard = opened.guard()?;
-            if !out.is_empty() {
-                copy_blocks(&guard, opened, out)?;
-            }
+            let guard = if out.is_empty() { opened.guard()? } else { copy_blocks(opened, out)? };
             guard.check_held()?;
             guard.count(Counter::Gets, 1);
             guard.count(Counter::Bytes, out.len() as u64);
@@ -122,10 +117,7 @@ impl Handle {
     #[inline]
     fn gather_checked<I: RowId>(&self, rows: &[I], out: &mut [u8]) -> Result<()> {
         self.attempt(|opened| {
-            let guard = opened.guard()?;
-            if !out.is_empty() {
-                copy_rows(&guard, opened, rows, out)?;
-            }
+            let guard = if out.is_empty() { opened.guard()? } else { copy_rows(opened, rows, out)? };
             guard.check_held()?;
             guard.count(Counter::Gathers, 1);
             guard.count(Counter::Rows, rows.len() as u64);
@@ -141,9 +133,6 @@ pub(crate) fn check_len(out: &[u8], needed: u128) -> Result<()> {
 }
 
 /// Copies the whole tensor, which is not empty: the blocks lie one behind the other in it.
-fn copy_blocks<A>(guard: &Guard<A>, opened: &Opened, out: &mut [u8]) -> core::result::Result<(), Fault>
-where
-    A: Deref<Target = Attachment>,
-{
-    copy_run(&Coders::new(guard, opened), 0..opened.geometry.n_blocks(), out)
+fn copy_blocks<'o>(opened: &'o Opened, out: &mut [u8]) -> core::result::Result<CallGuard<'o>, Fault> {
+    copy_run(opened, 0..opened.geometry.n_blocks(), out)
 }

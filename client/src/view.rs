@@ -80,6 +80,8 @@ impl Handle {
         if is_changed {
             return Ok(Looked::Changed);
         }
+        // From here on the view holds its own blocks, and nothing that is stored later.
+        guard.finish();
         guard.count(Counter::Views, 1);
         let (words, shape) = (words.into(), self.shape());
         Ok(Looked::View(View { guard, words, shape, opened: Arc::clone(opened) }))

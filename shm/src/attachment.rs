@@ -194,7 +194,7 @@ impl Attachment {
     pub fn unmap(&self, kind: SegmentKind, segment_idx: usize) -> bool {
         self.observers.tell(self.number, kind, segment_idx);
         // SAFETY: the daemon retires a segment only when no extent in it is in use, and an extent stays in use as
-        // long as a lease may cover a word that addresses it (`epoch::is_held`); so no guard reads the segment.
+        // long as a lease may cover a word that addresses it (`epoch::Leases`); so no guard reads the segment.
         unsafe { self.table(kind).remove(segment_idx) }
     }
 
@@ -340,8 +340,22 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         self.attachment.words(self.slot.address, slot::BYTES / 8)
     }
 
+    /// Says that all has been looked up: from now on only what was found may be read, by [`Guard::stored`].
+    ///
+    /// What is stored from now on is not held any more, however long this guard lives.
+    #[inline]
+    pub fn finish(&self) {
+        let page = &self.attachment.page;
+        epoch::finish(
+            &page.leases()[self.lease_idx],
+            &page.last_looks()[self.lease_idx],
+            self.attachment.epoch(),
+        );
+    }
+
     #[inline]
     fn slot_field(&self, at: u64) -> core::result::Result<u64, NoGuard> {
+        debug_assert!(!self.is_finished(), "a finished guard looks nothing up");
         // Relaxed: the Acquire of the publication check came first.
         Ok(self.slot_words()?[index(at / 8)].load(Ordering::Relaxed))
     }
@@ -399,7 +413,7 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         let segment_idx = index(address / SEGMENT_SPAN_UNITS);
         let segment = self.attachment.data.get(segment_idx);
         let map = &segment.ok_or(NoGuard::NotMapped(SegmentKind::Data, segment_idx))?.map;
-        // SAFETY: the word that gave the address is current under this guard's lease, so the daemon, the only
+        // SAFETY: the word that gave the address was found under this guard's lease before it was finished, so the daemon, the only
         // writer of the pool, frees and rewrites its extent only after the lease ends; and `len` stays within the
         // extent, since it comes from the geometry that sized it or from the header of the block itself.
         unsafe { map.bytes(in_segment(address), len) }.ok_or(NoGuard::Corrupt)
@@ -429,6 +443,11 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
                 found(changed.block_idx);
             }
         })
+    }
+
+    /// Whether [`Guard::finish`] was called.
+    pub fn is_finished(&self) -> bool {
+        epoch::is_finished(&self.attachment.page.leases()[self.lease_idx])
     }
 
     /// The attachment that the guard reads through.

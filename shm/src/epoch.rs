@@ -16,16 +16,32 @@
 //!
 //! Either the daemon's scan sees the lease, or the reader's loads after its fence see what was published before
 //! the step, and so never what was retired.
+//!
+//! A reader that has looked up all it will read *finishes* its lease: from then on it holds what it can have found, and
+//! nothing that was published later.
+//!
+//! ```text
+//! reader                                      daemon
+//! the last of its words      (Acquire)        p = epoch              (Acquire)
+//! d = epoch                  (Acquire)        bytes, then word       (Release)
+//! last look = d              (Relaxed)        ... retired at r, as above ...
+//! lease = (e, slot) finished (Release)        a finished lease holds it if e <= r and p <= d
+//! ```
+//!
+//! A word that the reader has found was stored after its p was loaded, so the reader's d is no less than p.
+//! A lease may be taken and finished again between the scan's two loads: the scan then finds a later d, which holds more.
 //! Source: design brief, section 3, "Lease"; explored by `tests/loom.rs` together with the mutants of [`Rules`].
 
 use crate::sync::{AtomicU64, Ordering, fence_seq_cst};
 use crate::types::SlotIdx;
 
 /// Bits of an epoch in a lease word.
-pub const EPOCH_BITS: u32 = 40;
+pub const EPOCH_BITS: u32 = 39;
 /// The last epoch that a lease can hold; a daemon that reaches it must be restarted.
 pub const MAX_EPOCH: u64 = (1 << EPOCH_BITS) - 1;
-const SLOT_BITS: u32 = 64 - EPOCH_BITS;
+const SLOT_BITS: u32 = 24;
+/// The bit of a lease word that says that the reader looks nothing up any more.
+const FINISHED: u64 = 1 << (SLOT_BITS + EPOCH_BITS);
 
 /// The orderings of the protocol; loom shows that each mutant of [`Rules::SPEC`] breaks it.
 #[doc(hidden)]
@@ -40,6 +56,9 @@ pub struct Rules {
     pub scan_load: Ordering,
     /// Whether a lease from the very epoch of the retirement still holds.
     pub same_epoch_holds: bool,
+    pub finish_store: Ordering,
+    /// Whether a finished lease holds what was published in the very epoch of its last look-up.
+    pub same_last_look_holds: bool,
 }
 
 impl Rules {
@@ -52,6 +71,8 @@ impl Rules {
         daemon_fence: true,
         scan_load: Ordering::Acquire,
         same_epoch_holds: true,
+        finish_store: Ordering::Release,
+        same_last_look_holds: true,
     };
 }
 
@@ -74,6 +95,8 @@ pub struct LeaseWord {
     pub epoch: u64,
     /// The slot that it reads, or [`SlotIdx::EVERY`].
     pub slot: SlotIdx,
+    /// Whether it looks nothing up any more.
+    pub is_finished: bool,
 }
 
 impl LeaseWord {
@@ -83,11 +106,16 @@ impl LeaseWord {
         if bits == 0 {
             return None;
         }
-        Some(Self { epoch: bits >> SLOT_BITS, slot: SlotIdx::from_low_bits(bits) })
+        Some(Self {
+            epoch: bits >> SLOT_BITS & MAX_EPOCH,
+            slot: SlotIdx::from_low_bits(bits),
+            is_finished: bits & FINISHED != 0,
+        })
     }
 
     const fn bits(self) -> u64 {
-        self.epoch << SLOT_BITS | self.slot.get() as u64
+        let finished = if self.is_finished { FINISHED } else { 0 };
+        finished | self.epoch << SLOT_BITS | self.slot.get() as u64
     }
 }
 
@@ -103,10 +131,36 @@ pub fn begin_by(rules: &Rules, lease: &AtomicU64, epoch: &AtomicU64, slot: SlotI
     // Acquire: pairs with the AcqRel step in `retire`; a reader of this epoch sees all that was published before it.
     let seen = epoch.load(rules.epoch_load);
     // Release: pairs with the Acquire scan in `is_held`; an earlier guard's reads are done when this is seen.
-    lease.store(LeaseWord { epoch: seen, slot }.bits(), rules.lease_store);
+    lease.store(LeaseWord { epoch: seen, slot, is_finished: false }.bits(), rules.lease_store);
     if rules.reader_fence {
         fence_seq_cst();
     }
+}
+
+/// Reader: has looked up all that it will read; loads no word and no entry of a table until it leaves.
+///
+/// `last_look` is the second word of the lease.
+#[inline]
+pub fn finish(lease: &AtomicU64, last_look: &AtomicU64, epoch: &AtomicU64) {
+    // Acquire: not before the last look-up, which was an Acquire too.
+    let seen = epoch.load(Ordering::Acquire);
+    finish_by(&Rules::SPEC, lease, last_look, seen);
+}
+
+#[doc(hidden)]
+#[inline(always)]
+pub fn finish_by(rules: &Rules, lease: &AtomicU64, last_look: &AtomicU64, seen: u64) {
+    last_look.store(seen, Ordering::Relaxed);
+    // Relaxed: the word is this reader's own.
+    let word = lease.load(Ordering::Relaxed);
+    // Release: pairs with the Acquire scan; the second word is seen with it, and all look-ups are done before it.
+    lease.store(word | FINISHED, rules.finish_store);
+}
+
+/// Reader: whether it has finished a lease of its own.
+#[inline]
+pub fn is_finished(lease: &AtomicU64) -> bool {
+    lease.load(Ordering::Relaxed) & FINISHED != 0
 }
 
 /// Reader: leaves; nothing that the lease covered may be read after this.
@@ -141,65 +195,88 @@ pub fn retire_by(rules: &Rules, epoch: &AtomicU64) -> Option<Stamp> {
     (stamp < MAX_EPOCH).then_some(Stamp(stamp))
 }
 
-/// The leases that were taken when the daemon looked: the oldest on each slot.
+/// A lease on one slot: it holds what retired from `epoch` on, and was published until `last_look`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Held {
+    slot: SlotIdx,
+    epoch: u64,
+    last_look: u64,
+}
+
+/// The leases that were taken when the daemon looked.
 ///
 /// The words come from pages that clients write; whatever is in them only decides how long memory is held.
 #[derive(Clone, Debug, Default)]
 pub struct Leases {
-    /// The least epoch on each slot, by slot, each slot once.
-    oldest: Vec<(SlotIdx, u64)>,
+    /// By slot, then by epoch; `last_look` is the greatest of all on the slot up to that epoch.
+    held: Vec<Held>,
 }
 
 impl Leases {
     /// Daemon: looks at the leases, after the step of the epoch ([`retire`]) of everything it will ask about.
-    pub fn scan<'a>(leases: impl IntoIterator<Item = &'a AtomicU64>) -> Self {
+    ///
+    /// Each is given by its two words.
+    pub fn scan<'a>(leases: impl IntoIterator<Item = (&'a AtomicU64, &'a AtomicU64)>) -> Self {
         Self::scan_by(&Rules::SPEC, leases)
     }
 
     #[doc(hidden)]
-    pub fn scan_by<'a>(rules: &Rules, leases: impl IntoIterator<Item = &'a AtomicU64>) -> Self {
-        // Acquire: pairs with the Release stores in `begin` and `end`.
-        let words = leases.into_iter().map(|lease| lease.load(rules.scan_load));
-        let taken = words.filter_map(LeaseWord::from_bits);
-        let mut oldest: Vec<_> = taken.map(|lease| (lease.slot, lease.epoch)).collect();
-        oldest.sort_unstable();
-        oldest.dedup_by_key(|(slot, _)| *slot);
-        Self { oldest }
+    pub fn scan_by<'a>(
+        rules: &Rules,
+        leases: impl IntoIterator<Item = (&'a AtomicU64, &'a AtomicU64)>,
+    ) -> Self {
+        let look = |(lease, last_look): (&AtomicU64, &AtomicU64)| {
+            // Acquire: pairs with the Release stores in `begin`, `finish` and `end`.
+            let LeaseWord { epoch, slot, is_finished } = LeaseWord::from_bits(lease.load(rules.scan_load))?;
+            // Relaxed: the Acquire above has seen the store that comes before `finished`.
+            let last_look = if is_finished { last_look.load(Ordering::Relaxed) } else { u64::MAX };
+            Some(Held { slot, epoch, last_look })
+        };
+        let mut held: Vec<_> = leases.into_iter().filter_map(look).collect();
+        held.sort_unstable();
+        for n in 1..held.len() {
+            if held[n].slot == held[n - 1].slot {
+                held[n].last_look = held[n].last_look.max(held[n - 1].last_look);
+            }
+        }
+        Self { held }
     }
 
-    fn on(&self, slot: SlotIdx) -> Option<u64> {
-        let found = self.oldest.binary_search_by_key(&slot, |(slot, _)| *slot).ok()?;
-        Some(self.oldest[found].1)
+    /// How late what retired from `slot` at `stamp` must have been published for no lease to hold it: what was published
+    /// in this epoch or earlier is held. `None` when nothing is.
+    #[inline]
+    pub fn hold_until(&self, stamp: Stamp, slot: SlotIdx) -> Option<u64> {
+        self.hold_until_by(&Rules::SPEC, stamp, slot)
     }
 
-    /// Whether any of them may still read what was retired from `slot` at `stamp`.
-    pub fn hold(&self, stamp: Stamp, slot: SlotIdx) -> bool {
-        self.hold_by(&Rules::SPEC, stamp, slot)
+    fn hold_until_by(&self, rules: &Rules, stamp: Stamp, slot: SlotIdx) -> Option<u64> {
+        let is_old = |epoch: u64| if rules.same_epoch_holds { epoch <= stamp.0 } else { epoch < stamp.0 };
+        if slot == SlotIdx::EVERY {
+            return self.held.iter().filter(|held| is_old(held.epoch)).map(|held| held.last_look).max();
+        }
+        let on = |slot: SlotIdx| {
+            let end = self.held.partition_point(|held| (held.slot, !is_old(held.epoch)) <= (slot, false));
+            self.held[..end].last().filter(|held| held.slot == slot).map(|held| held.last_look)
+        };
+        on(slot).max(on(SlotIdx::EVERY))
+    }
+
+    /// Whether any of them may still read what was published in epoch `published`, and retired from `slot` at `stamp`.
+    pub fn hold(&self, stamp: Stamp, slot: SlotIdx, published: u64) -> bool {
+        self.hold_by(&Rules::SPEC, stamp, slot, published)
     }
 
     #[doc(hidden)]
-    pub fn hold_by(&self, rules: &Rules, stamp: Stamp, slot: SlotIdx) -> bool {
-        let is_old = |epoch: u64| if rules.same_epoch_holds { epoch <= stamp.0 } else { epoch < stamp.0 };
-        if slot == SlotIdx::EVERY {
-            return self.oldest.iter().any(|(_, epoch)| is_old(*epoch));
-        }
-        [slot, SlotIdx::EVERY].into_iter().filter_map(|slot| self.on(slot)).any(is_old)
+    pub fn hold_by(&self, rules: &Rules, stamp: Stamp, slot: SlotIdx, published: u64) -> bool {
+        self.hold_until_by(rules, stamp, slot).is_some_and(|last_look| {
+            if rules.same_last_look_holds { published <= last_look } else { published < last_look }
+        })
     }
-}
 
-/// Daemon: whether any of `leases` may still read what was retired from `slot` at `stamp`.
-pub fn is_held<'a>(stamp: Stamp, slot: SlotIdx, leases: impl IntoIterator<Item = &'a AtomicU64>) -> bool {
-    Leases::scan(leases).hold(stamp, slot)
-}
-
-#[doc(hidden)]
-pub fn is_held_by<'a>(
-    rules: &Rules,
-    stamp: Stamp,
-    slot: SlotIdx,
-    leases: impl IntoIterator<Item = &'a AtomicU64>,
-) -> bool {
-    Leases::scan_by(rules, leases).hold_by(rules, stamp, slot)
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -210,33 +287,87 @@ mod tests {
         SlotIdx::new(value).expect("a test's index")
     }
 
+    #[derive(Default)]
+    struct Lease(AtomicU64, AtomicU64);
+
+    impl Lease {
+        fn holds(&self, stamp: Stamp, slot: SlotIdx, published: u64) -> bool {
+            Leases::scan([(&self.0, &self.1)]).hold(stamp, slot, published)
+        }
+    }
+
     #[test]
     fn a_lease_holds_its_own_slot_until_it_ends() {
-        let (epoch, lease) = (AtomicU64::new(1), AtomicU64::new(0));
-        begin(&lease, &epoch, slot(7));
+        let (epoch, lease) = (AtomicU64::new(1), Lease::default());
+        begin(&lease.0, &epoch, slot(7));
         let stamp = retire(&epoch).unwrap();
-        assert!(is_held(stamp, slot(7), [&lease]));
-        assert!(!is_held(stamp, slot(8), [&lease]));
-        end(&lease);
-        assert!(!is_held(stamp, slot(7), [&lease]));
+        assert!(lease.holds(stamp, slot(7), 1));
+        assert!(!lease.holds(stamp, slot(8), 1));
+        end(&lease.0);
+        assert!(!lease.holds(stamp, slot(7), 1));
     }
 
     #[test]
     fn a_lease_from_after_the_step_holds_nothing() {
-        let (epoch, lease) = (AtomicU64::new(1), AtomicU64::new(0));
+        let (epoch, lease) = (AtomicU64::new(1), Lease::default());
         let stamp = retire(&epoch).unwrap();
-        begin(&lease, &epoch, slot(7));
-        assert!(!is_held(stamp, slot(7), [&lease]));
-        assert!(is_held(retire(&epoch).unwrap(), slot(7), [&lease]));
+        begin(&lease.0, &epoch, slot(7));
+        assert!(!lease.holds(stamp, slot(7), 1));
+        assert!(lease.holds(retire(&epoch).unwrap(), slot(7), 1));
     }
 
     #[test]
     fn a_lease_on_every_slot_holds_each() {
-        let (epoch, lease) = (AtomicU64::new(1), AtomicU64::new(0));
-        begin(&lease, &epoch, SlotIdx::EVERY);
+        let (epoch, lease) = (AtomicU64::new(1), Lease::default());
+        begin(&lease.0, &epoch, SlotIdx::EVERY);
         let stamp = retire(&epoch).unwrap();
-        assert!(is_held(stamp, slot(0), [&lease]));
-        assert!(is_held(stamp, slot(0xFF_FFFE), [&lease]));
+        assert!(lease.holds(stamp, slot(0), 1));
+        assert!(lease.holds(stamp, slot(0xFF_FFFE), 1));
+    }
+
+    #[test]
+    fn a_finished_lease_holds_what_was_published_before_its_last_look() {
+        let (epoch, lease) = (AtomicU64::new(1), Lease::default());
+        begin(&lease.0, &epoch, slot(7));
+        let early = retire(&epoch).unwrap();
+        finish(&lease.0, &lease.1, &epoch);
+        let late = retire(&epoch).unwrap();
+        for stamp in [early, late] {
+            assert!(lease.holds(stamp, slot(7), 1) && lease.holds(stamp, slot(7), 2));
+            assert!(!lease.holds(stamp, slot(7), 3), "published after the last look");
+            assert!(!lease.holds(stamp, slot(8), 1));
+        }
+        assert!(is_finished(&lease.0));
+        end(&lease.0);
+        assert!(!lease.holds(late, slot(7), 1));
+    }
+
+    #[test]
+    fn many_leases_hold_what_any_of_them_holds() {
+        let random = |n: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+        let words = (1..200).map(|n| {
+            let slot = if random(n) % 9 == 0 { SlotIdx::EVERY } else { slot((random(n) % 5) as u32) };
+            let (epoch, is_finished) = (1 + random(n + 1000) % 20, random(n + 2000) % 4 > 0);
+            (LeaseWord { epoch, slot, is_finished }, random(n + 3000) % 20)
+        });
+        let words: Vec<_> = words.collect();
+        for n in [0, 1, 2, 5, 20, words.len()] {
+            let pairs: Vec<_> = words[..n]
+                .iter()
+                .map(|(word, last_look)| Lease(AtomicU64::new(word.bits()), AtomicU64::new(*last_look)))
+                .collect();
+            let leases = Leases::scan(pairs.iter().map(|pair| (&pair.0, &pair.1)));
+            for (stamp, asked, published) in
+                (0..22).flat_map(|r| (0..6).flat_map(move |s| (1..22).map(move |p| (r, s, p))))
+            {
+                let expected = words[..n].iter().any(|(word, last_look)| {
+                    (word.slot == slot(asked) || word.slot == SlotIdx::EVERY)
+                        && word.epoch <= stamp
+                        && (!word.is_finished || published <= *last_look)
+                });
+                assert_eq!(leases.hold(Stamp(stamp), slot(asked), published), expected);
+            }
+        }
     }
 
     #[test]
@@ -248,11 +379,12 @@ mod tests {
 
     #[test]
     fn lease_words_round_trip_at_their_limits() {
-        for (epoch, slot) in
-            [(1, slot(0)), (MAX_EPOCH, SlotIdx::EVERY), (MAX_EPOCH, slot(0)), (1, SlotIdx::EVERY)]
-        {
-            let word = LeaseWord { epoch, slot };
-            assert_eq!(LeaseWord::from_bits(word.bits()), Some(word));
+        let limits = [(1, slot(0)), (MAX_EPOCH, SlotIdx::EVERY), (MAX_EPOCH, slot(0)), (1, SlotIdx::EVERY)];
+        for (epoch, slot) in limits {
+            for is_finished in [false, true] {
+                let word = LeaseWord { epoch, slot, is_finished };
+                assert_eq!(LeaseWord::from_bits(word.bits()), Some(word));
+            }
         }
         assert_eq!(LeaseWord::from_bits(0), None);
     }

@@ -104,11 +104,11 @@ points! {
     LeaseEnding = "client.lease.ending",
     /// A block's word is loaded, and nothing of the block is copied.
     CopyWordLoaded = "client.get.word_loaded",
-    /// A block of several is copied or decoded, and the next is not looked at.
+    /// A block of several is copied or decoded, and the next is not: the lease is finished, or ended before the next batch.
     CopyBetweenBlocks = "client.get.between_blocks",
     /// The word of a row's block is loaded, and nothing of the row is copied.
     GatherWordLoaded = "client.gather.word_loaded",
-    /// A row of several is copied or decoded; the next ones are found already.
+    /// A row of several is copied or decoded, and the next is not: the lease is finished, or ended before the next batch.
     GatherBetweenRows = "client.gather.between_rows",
     /// An overlay is found, and what it covers is not looked at.
     OverlayFound = "client.overlay.found",

@@ -7,7 +7,7 @@
 use crate::types::UNIT_BYTES;
 
 /// Version of everything in this file; LAYOUT.md states it too.
-pub const LAYOUT_VERSION: u16 = 1;
+pub const LAYOUT_VERSION: u16 = 2;
 
 /// Bytes of address space of one segment, and so its greatest length.
 pub const SEGMENT_SPAN_BYTES: u64 = 64 << 20;
@@ -149,8 +149,10 @@ pub mod page {
     pub const LEASES_AT: u64 = COUNTERS_AT + SHARDS * SHARD_BYTES;
     /// Lease words: guards of one session in one namespace at a time.
     pub const N_LEASES: u64 = 1024;
+    /// First of the second words of the leases: the epoch of the last look-up, once the lease is finished.
+    pub const LAST_LOOKS_AT: u64 = LEASES_AT + N_LEASES * 8;
     /// Head of the ring of accessed blocks, counts pushes.
-    pub const ACCESS_HEAD_AT: u64 = LEASES_AT + N_LEASES * 8;
+    pub const ACCESS_HEAD_AT: u64 = LAST_LOOKS_AT + N_LEASES * 8;
     /// First entry of the ring of accessed blocks: slot in bits 40..64, block in bits 0..40.
     pub const ACCESS_AT: u64 = ACCESS_HEAD_AT + 64;
     /// Entries of the ring of accessed blocks.
@@ -158,7 +160,7 @@ pub mod page {
     /// One access in this many is recorded.
     pub const ACCESS_SAMPLE: u64 = 64;
     /// Bytes of the page.
-    pub const BYTES: u64 = 16 << 10;
+    pub const BYTES: u64 = 24 << 10;
 }
 
 const _: () = {
@@ -166,6 +168,7 @@ const _: () = {
     assert!(header::END < MIN_SEGMENT_BYTES && header::END.is_multiple_of(UNIT_BYTES));
     assert!(slot::RAW_BYTES_AT + 8 <= slot::BYTES && slot::BYTES.is_multiple_of(UNIT_BYTES));
     assert!(overlay::CRC_AT + 8 == overlay::BYTES);
-    assert!(page::LEASES_AT.is_multiple_of(64) && page::ACCESS_AT.is_multiple_of(64));
+    assert!(page::LEASES_AT.is_multiple_of(64) && page::LAST_LOOKS_AT.is_multiple_of(64));
+    assert!(page::ACCESS_AT.is_multiple_of(64));
     assert!(page::ACCESS_AT + page::ACCESS_CAPACITY * 8 <= page::BYTES);
 };

@@ -201,6 +201,20 @@ impl ClientPage {
         self.map.words(page::LEASES_AT, page::N_LEASES).expect("the page's length is fixed by the layout")
     }
 
+    /// The second words of the leases, in the same order: see [`crate::epoch::finish`].
+    ///
+    /// # Panics
+    /// Never: the page's length is fixed by the layout.
+    #[inline]
+    pub fn last_looks(&self) -> &[AtomicU64] {
+        self.map.words(page::LAST_LOOKS_AT, page::N_LEASES).expect("the page's length is fixed by the layout")
+    }
+
+    /// Both words of each lease.
+    pub fn lease_pairs(&self) -> impl Iterator<Item = (&AtomicU64, &AtomicU64)> {
+        self.leases().iter().zip(self.last_looks())
+    }
+
     /// Client: adds to a counter, in the shard of lease `lease_idx`.
     #[inline]
     pub fn count(&self, lease_idx: usize, counter: Counter, amount: u64) {

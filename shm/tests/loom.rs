@@ -17,6 +17,8 @@ mod blocks;
 mod ends;
 #[path = "loom/explore.rs"]
 mod explore;
+#[path = "loom/finished.rs"]
+mod finished;
 #[path = "loom/overlays.rs"]
 mod overlays;
 #[path = "loom/ring.rs"]

@@ -88,6 +88,8 @@ impl Plan {
                 blocks.push(planner.block(word(words, block_idx)?, block_idx, number)?);
             }
         }
+        // Jobs, lengths and forms are known: what is left are the stored bytes.
+        guard.finish();
         Ok(Self { guard, opened: Arc::clone(opened), blocks, forms })
     }
 }

@@ -1,7 +1,7 @@
 //! The background thread: folds overlays, refits tensors that have drifted, empties segments of which little is used.
 //!
 //! It works in steps of at most one block, and sleeps between them so that it takes no more than its share of one core.
-//! It waits while readers hold back more retired memory than `max_held_percent` allows.
+//! It leaves a namespace alone while readers hold back more retired memory there than `max_held_percent` allows.
 //! A step that fails is noted for its tensor and tried again later; a panic of the thread ends the daemon, since it may
 //! have left something half done.
 
@@ -212,18 +212,23 @@ impl Background {
         }
     }
 
-    /// One step of a job and one of the compaction, or none while readers hold back too much.
+    /// One step of a job and one of the compaction, where readers do not hold back too much.
     fn work(&mut self) {
         let started = cpu_time();
-        let is_held = self.is_held();
+        self.note_held();
+        let next = self.jobs.iter().position(|job| !self.is_held(job.of().0));
+        let compacted = self.compaction.take_if(|compaction| !is_held(&self.store, &compaction.namespace));
+        let is_held = next.is_none() && compacted.is_none();
         self.store.background.note(|done| done.state = if is_held { "held" } else { "working" });
         if is_held {
-            self.note_held();
             // Nothing but the end of leases helps: sleep as if it had worked.
             self.debt += TICK;
-        } else {
-            self.step();
-            self.compact();
+        }
+        if let Some(job) = next.and_then(|next| self.jobs.remove(next)) {
+            self.step(job);
+        }
+        if let Some(compaction) = compacted {
+            self.compact(compaction);
         }
         self.store.reclaim_all();
         let worked = cpu_time().saturating_sub(started);
@@ -234,6 +239,9 @@ impl Background {
     fn note_held(&self) {
         for job in self.jobs.iter().filter(|job| matches!(job, Job::Refit { .. } | Job::Begin(_))) {
             let (namespace, target) = job.of();
+            if !self.is_held(namespace) {
+                continue;
+            }
             let noted = namespace.record(&target.key, |record| record.state = RefitState::Held);
             let _ = noted.is_ok();
         }
@@ -263,15 +271,15 @@ impl Background {
         self.store.trim_resting();
         self.trimmer.look(&self.store.budget);
         self.store.keep_back();
-        if self.compaction.is_none() && !self.is_held() {
+        if self.compaction.is_none() {
             let namespaces = self.store.namespaces();
-            self.compaction = namespaces.iter().find_map(|namespace| self.store.compaction(namespace));
+            let mut open = namespaces.iter().filter(|namespace| !self.is_held(namespace));
+            self.compaction = open.find_map(|namespace| self.store.compaction(namespace));
         }
     }
 
     /// One step of the compaction under way.
-    fn compact(&mut self) {
-        let Some(mut compaction) = self.compaction.take() else { return };
+    fn compact(&mut self, mut compaction: Compaction) {
         match self.store.compact(&mut compaction, &mut self.workspace) {
             Progress::More => self.compaction = Some(compaction),
             // Where one could be emptied, another may be worth it.
@@ -280,14 +288,13 @@ impl Background {
         }
     }
 
-    /// Whether readers hold back too much for another block to be stored anew.
-    fn is_held(&self) -> bool {
-        self.store.held_bytes() > self.store.max_held_bytes
+    /// Whether readers hold back too much for another block of a namespace to be stored anew.
+    fn is_held(&self, namespace: &Namespace) -> bool {
+        is_held(&self.store, namespace)
     }
 
-    /// One step of the next job; what is not finished goes to the end of the line.
-    fn step(&mut self) {
-        let Some(job) = self.jobs.pop_front() else { return };
+    /// One step of a job; what is not finished goes to the end of the line.
+    fn step(&mut self, job: Job) {
         let (namespace, target) = job.of();
         let (namespace, target) = (Arc::clone(namespace), target.clone());
         match self.carry_out(job) {
@@ -355,6 +362,10 @@ impl Background {
             }
         }
     }
+}
+
+fn is_held(store: &Store, namespace: &Namespace) -> bool {
+    namespace.held_bytes() > store.max_held_bytes
 }
 
 /// Time that this thread has had a core: what it waited for one on a busy machine is nobody's loss.

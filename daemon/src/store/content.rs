@@ -1,6 +1,7 @@
 //! What a tensor is made of: blocks with what their encoding told, overlays over them, and generations of metadata.
 //!
 //! The extents are the daemon's own record of what the words in shared memory say; both change under one lock.
+//! With each goes the epoch before it could be found: a lease that was finished earlier does not hold it.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -49,6 +50,8 @@ pub(crate) struct Sums {
 #[derive(Debug)]
 pub(crate) struct StoredBlock {
     pub(crate) extent: Extent,
+    /// The epoch before its word was stored; 0 for a block that came with the put: that of the slot's publication.
+    pub(crate) published: u64,
     pub(crate) is_raw: bool,
     /// The index of its metadata; without meaning when it is raw.
     pub(crate) generation_idx: u8,
@@ -65,6 +68,8 @@ pub(crate) struct StoredBlock {
 #[derive(Debug)]
 pub(crate) struct StoredOverlay {
     pub(crate) extent: Extent,
+    /// As [`StoredBlock::published`].
+    pub(crate) published: u64,
     pub(crate) n_rows: u64,
 }
 
@@ -74,6 +79,10 @@ pub(crate) struct StoredMetadata {
     pub(crate) number: u32,
     pub(crate) len: u32,
     pub(crate) extent: Extent,
+    /// As [`StoredBlock::published`], of where it is now.
+    pub(crate) published: u64,
+    /// As [`StoredBlock::published`], of its index.
+    entered: u64,
     /// Blocks that it decodes.
     blocks: u64,
 }
@@ -93,6 +102,8 @@ pub(crate) struct Generations {
 #[derive(Debug)]
 pub(crate) struct RetiredIndex {
     generation_idx: u8,
+    /// As [`StoredBlock::published`].
+    pub(crate) published: u64,
     free: Arc<AtomicU32>,
 }
 
@@ -103,10 +114,17 @@ impl Drop for RetiredIndex {
     }
 }
 
+/// An extent that nothing leads to any more, and as [`StoredBlock::published`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    pub(crate) extent: Extent,
+    pub(crate) published: u64,
+}
+
 /// What a change leaves over: freed when no lease covers it.
 #[derive(Debug, Default)]
 pub(crate) struct Leftover {
-    pub(crate) extents: Vec<Extent>,
+    pub(crate) extents: Vec<Left>,
     pub(crate) indexes: Vec<RetiredIndex>,
 }
 
@@ -114,6 +132,7 @@ impl StoredBlock {
     pub(crate) fn new(extent: Extent, told: Encoded, generation_idx: u8, raw_crc: u32) -> Self {
         Self {
             extent,
+            published: 0,
             is_raw: told.codec == CodecId::Raw,
             generation_idx,
             escapes: told.escapes,
@@ -144,14 +163,21 @@ impl StoredBlock {
         self.extent.len_bytes() + self.overlay_bytes()
     }
 
-    fn into_extents(self) -> impl Iterator<Item = Extent> {
-        self.overlays.into_iter().map(|overlay| overlay.extent).chain([self.extent])
+    fn into_left(self) -> impl Iterator<Item = Left> {
+        let block = Left { extent: self.extent, published: self.published };
+        let left = |StoredOverlay { extent, published, .. }| Left { extent, published };
+        self.overlays.into_iter().map(left).chain([block])
     }
 }
 
 impl StoredMetadata {
     pub(crate) fn new(number: u32, len: u32, extent: Extent) -> Self {
-        Self { number, len, extent, blocks: 0 }
+        Self { number, len, extent, published: 0, entered: 0, blocks: 0 }
+    }
+
+    /// As it is found from epoch `published` on.
+    pub(crate) fn entered(self, published: u64) -> Self {
+        Self { published, entered: published, ..self }
     }
 }
 
@@ -235,8 +261,10 @@ impl Generations {
             self.live.extract_if(.., |(idx, found)| found.blocks == 0 && Some(*idx) != current)
         {
             sums.stored_bytes -= unused.extent.len_bytes();
-            leftover.extents.push(unused.extent);
-            leftover.indexes.push(RetiredIndex { generation_idx, free: Arc::clone(&self.free) });
+            let StoredMetadata { extent, published, entered, .. } = unused;
+            leftover.extents.push(Left { extent, published });
+            let free = Arc::clone(&self.free);
+            leftover.indexes.push(RetiredIndex { generation_idx, published: entered, free });
         }
     }
 
@@ -312,9 +340,15 @@ impl Content {
     }
 
     /// Every extent of the data segments.
+    pub(super) fn into_left(self) -> impl Iterator<Item = Left> {
+        let left = |(_, StoredMetadata { extent, published, .. })| Left { extent, published };
+        let metadata = self.generations.live.into_iter().map(left);
+        self.blocks.into_iter().flat_map(StoredBlock::into_left).chain(metadata)
+    }
+
+    /// As [`Content::into_left`], of what was never published.
     pub(super) fn into_extents(self) -> impl Iterator<Item = Extent> {
-        let metadata = self.generations.live.into_iter().map(|(_, metadata)| metadata.extent);
-        self.blocks.into_iter().flat_map(StoredBlock::into_extents).chain(metadata)
+        self.into_left().map(|left| left.extent)
     }
 
     /// Puts a block in the place of another and of its overlays; what is left over goes to `leftover`.
@@ -329,20 +363,23 @@ impl Content {
             self.generations.count(replaced.generation_idx, false);
         }
         self.overlaid.remove(&block_idx);
-        leftover.extents.extend(replaced.into_extents());
+        leftover.extents.extend(replaced.into_left());
         self.generations.take_unused(&mut self.sums, leftover);
     }
 
     /// Moves a block whose bytes stay what they are; gives the extent that it leaves.
-    pub(crate) fn relocate(&mut self, block_idx: u64, extent: Extent) -> Extent {
-        std::mem::replace(&mut self.blocks[index(block_idx)].extent, extent)
+    pub(crate) fn relocate(&mut self, block_idx: u64, to: Left) -> Left {
+        let block = &mut self.blocks[index(block_idx)];
+        let published = std::mem::replace(&mut block.published, to.published);
+        Left { extent: std::mem::replace(&mut block.extent, to.extent), published }
     }
 
     /// Moves the metadata of a generation; gives the extent that it leaves.
-    pub(crate) fn relocate_metadata(&mut self, generation_idx: u8, extent: Extent) -> Extent {
+    pub(crate) fn relocate_metadata(&mut self, generation_idx: u8, to: Left) -> Left {
         let found = self.generations.live.iter_mut().find(|(idx, _)| *idx == generation_idx);
         let (_, metadata) = found.expect("the caller has found it, under the same lock");
-        std::mem::replace(&mut metadata.extent, extent)
+        let published = std::mem::replace(&mut metadata.published, to.published);
+        Left { extent: std::mem::replace(&mut metadata.extent, to.extent), published }
     }
 
     /// The blocks in a range of which something lies in a segment.
@@ -410,7 +447,7 @@ mod tests {
             let generation_idx = generations.free_index().expect("sixteen indexes");
             assert_eq!(generation_idx, n);
             generations.free.fetch_and(!(1 << generation_idx), Ordering::Relaxed);
-            taken.push(RetiredIndex { generation_idx, free: Arc::clone(&generations.free) });
+            taken.push(RetiredIndex { generation_idx, published: 1, free: Arc::clone(&generations.free) });
         }
         assert_eq!((generations.free_index(), generations.n_alive()), (None, 16));
         drop(taken.remove(7));

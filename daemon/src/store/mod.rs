@@ -103,7 +103,7 @@ pub(crate) struct Store {
     looking: Mutex<()>,
     /// What the background thread has done.
     pub(crate) background: Record,
-    /// Retired bytes that may be held back before background work waits.
+    /// Retired bytes of a namespace that may be held back before background work there waits.
     pub(crate) max_held_bytes: u64,
 }
 
@@ -345,11 +345,6 @@ impl Store {
         if namespace.reclaim(patience) {
             self.freed.store(true, Ordering::Relaxed);
         }
-    }
-
-    /// Retired bytes that leases may hold back, in every namespace.
-    fn held_bytes(&self) -> u64 {
-        self.retiring.namespaces().iter().map(|namespace| namespace.held_bytes()).sum()
     }
 
     /// What each session holds back, over all namespaces.

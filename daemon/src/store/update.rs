@@ -108,7 +108,8 @@ impl Store {
             overlay::encode(from, state.overlays, shape.row_bytes, sorted, &mut work.encoded);
             let place = Place::Blocks(&target.key.name, *replaced);
             let extent = self.store_bytes(namespace, &work.encoded, place, user)?;
-            return Ok(Change { block_idx, from, to: Stored::Overlay(StoredOverlay { extent, n_rows }) });
+            let stored = StoredOverlay { extent, published: 0, n_rows };
+            return Ok(Change { block_idx, from, to: Stored::Overlay(stored) });
         }
         if n_rows < shape.rows {
             namespace.read_block(target, block_idx, &mut work.coders, &mut work.raw)?;

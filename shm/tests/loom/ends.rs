@@ -2,11 +2,10 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use tierpack_shm::epoch;
 use tierpack_shm::sync::{AtomicU64, Ordering};
 
 use crate::explore::{RACE, breaks, holds};
-use crate::shared::{Rules, Shared, WRONG_BYTES, raw, slot};
+use crate::shared::{Rules, Shared, WRONG_BYTES, is_held_by, raw, slot};
 
 const HELD: &str = "a dead client holds memory";
 
@@ -68,13 +67,13 @@ fn die_while_reading(rules: Rules, last: DiesAfter, leaves: PageLeaves) {
     };
     // Lease 0 is on the dying client's page, lease 1 on another's.
     let pages = if gone { &shared.leases[1..] } else { &shared.leases[..] };
-    if !epoch::is_held_by(&rules.epoch, stamp, slot(), pages) {
+    if !is_held_by(&rules, stamp, slot(), pages) {
         shared.extents[0].set([77, 78]);
     }
     dying.join().expect("the client ends");
     // From here on the kernel has told: the page leaves the scan, whatever its word says.
     assert_eq!(daemon.hung_up.load(Ordering::Acquire), 1);
-    assert!(!epoch::is_held_by(&rules.epoch, stamp, slot(), &shared.leases[1..]), "{HELD}");
+    assert!(!is_held_by(&rules, stamp, slot(), &shared.leases[1..]), "{HELD}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What the models share: an epoch, leases, one block word and a few extents.
 
 use loom::cell::Cell;
-use tierpack_shm::epoch::{self, Stamp};
+use tierpack_shm::epoch::{self, Leases, Stamp};
 use tierpack_shm::publish;
 use tierpack_shm::sync::{AtomicU64, Ordering};
 use tierpack_shm::types::{BlockWord, SlotIdx, index};
@@ -42,6 +42,7 @@ impl Rules {
 pub(crate) struct Shared {
     pub(crate) epoch: AtomicU64,
     pub(crate) leases: [AtomicU64; 2],
+    pub(crate) last_looks: [AtomicU64; 2],
     pub(crate) word: AtomicU64,
     /// Not atomic: loom ends the model at an access that is not ordered after the last one.
     pub(crate) extents: [Cell<[u64; 2]>; 3],
@@ -80,6 +81,7 @@ impl Shared {
         Self {
             epoch: AtomicU64::new(1),
             leases: [AtomicU64::new(0), AtomicU64::new(0)],
+            last_looks: [AtomicU64::new(0), AtomicU64::new(0)],
             word: AtomicU64::new(raw(0, 0).bits()),
             extents: [Cell::new([0, 0]), Cell::new([9, 9]), Cell::new([9, 9])],
         }
@@ -129,6 +131,18 @@ impl Shared {
 
     /// Daemon: whether a lease still holds what the models' slot retired at `stamp`.
     pub(crate) fn is_held(&self, rules: &Rules, stamp: Stamp) -> bool {
-        epoch::is_held_by(&rules.epoch, stamp, slot(), &self.leases)
+        self.holds(rules, stamp, 0)
     }
+
+    /// Daemon: as [`Shared::is_held`], of what was published in this epoch.
+    pub(crate) fn holds(&self, rules: &Rules, stamp: Stamp, published: u64) -> bool {
+        let leases = Leases::scan_by(&rules.epoch, self.leases.iter().zip(&self.last_looks));
+        leases.hold_by(&rules.epoch, stamp, slot(), published)
+    }
+}
+
+/// Whether a lease that nobody finishes holds what was retired from `slot`.
+pub(crate) fn is_held_by(rules: &Rules, stamp: Stamp, slot: SlotIdx, leases: &[AtomicU64]) -> bool {
+    let leases = Leases::scan_by(&rules.epoch, leases.iter().map(|lease| (lease, lease)));
+    leases.hold_by(&rules.epoch, stamp, slot, 0)
 }

@@ -9,7 +9,7 @@ use tierpack_shm::sync::{AtomicU64, Ordering};
 use tierpack_shm::types::{SlotIdx, index};
 
 use crate::explore::{RACE, breaks, holds};
-use crate::shared::{Rules, raw, slot_at, switch};
+use crate::shared::{Rules, is_held_by, raw, slot_at, switch};
 
 const FOREIGN: &str = "a handle read another publication";
 const MISSING: &str = "a tensor that is replaced was missing";
@@ -88,7 +88,7 @@ impl Directory {
     fn is_free_after_a_step(&self, rules: &Rules) -> bool {
         switch();
         let stamp = epoch::retire_by(&rules.epoch, &self.epoch).expect("the clock of a model does not end");
-        !epoch::is_held_by(&rules.epoch, stamp, FIRST.idx(), &self.leases)
+        !is_held_by(rules, stamp, FIRST.idx(), &self.leases)
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use tierpack_shm::epoch::{self, Leases};
+use tierpack_shm::epoch::{self, EPOCH_BITS, Leases, MAX_EPOCH};
 use tierpack_shm::layout::page;
 use tierpack_shm::page::{ClientPage, Counter, NamespaceId};
 use tierpack_shm::ring::Changed;
@@ -28,7 +28,7 @@ const HEADER_BYTES: usize = 32;
 pub fn client_page(data: &[u8]) {
     let mut input = Input::new(data);
     let (flags, clock, slot) = (input.u8(), input.u64(), input.u32());
-    let (daemon, fd) = ClientPage::create(ID).expect("a memory file of 16 KiB");
+    let (daemon, fd) = ClientPage::create(ID).expect("a memory file of 24 KiB");
     let client = ClientPage::adopt(fd.as_fd(), ID).expect("the page as the daemon made it");
     let file = File::from(fd);
     let write = |at: u64, bytes: &[u8]| file.write_all_at(bytes, at).expect("a client may write its page");
@@ -46,7 +46,7 @@ pub fn client_page(data: &[u8]) {
     holds_as_it_says(&daemon, &bytes, clock, slot);
     counts_what_is_there(&daemon, &bytes);
 
-    let fresh = ClientPage::create(ID).expect("a memory file of 16 KiB");
+    let fresh = ClientPage::create(ID).expect("a memory file of 24 KiB");
     let mut header = [0; HEADER_BYTES];
     File::from(fresh.1).read_exact_at(&mut header, 0).expect("the page is there");
     let adopted = ClientPage::adopt(file.as_fd(), ID);
@@ -61,10 +61,16 @@ fn word(bytes: &[u8], at: u64) -> u64 {
     bytes[index(at)..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// A lease holds its slot, or every slot, up to its epoch: read from the bytes, not with the code under test.
+/// A lease holds its slot, or every slot, from its epoch on, and once it is finished what was published by its second
+/// word: read from the bytes, not with the code under test.
 fn holds_as_it_says(daemon: &ClientPage, bytes: &[u8], clock: u64, slot: SlotIdx) {
     let words =
-        || (0..page::N_LEASES).map(|i| word(bytes, page::LEASES_AT + i * 8)).filter(|&word| word != 0);
+        || {
+            let both = (0..page::N_LEASES).map(|i| {
+                (word(bytes, page::LEASES_AT + i * 8), word(bytes, page::LAST_LOOKS_AT + i * 8))
+            });
+            both.filter(|&(word, _)| word != 0)
+        };
     assert_eq!(daemon.leases_taken(), words().count());
     let epoch = AtomicU64::new(clock);
     let stamp = epoch::retire(&epoch);
@@ -74,12 +80,15 @@ fn holds_as_it_says(daemon: &ClientPage, bytes: &[u8], clock: u64, slot: SlotIdx
     let every = u64::from(SlotIdx::EVERY.get());
     for slot in [slot, SlotIdx::EVERY] {
         let asked = u64::from(slot.get());
-        let expected = words().any(|word| {
-            let leased = word & every;
-            word >> 24 <= clock && (leased == asked || leased == every || asked == every)
-        });
-        assert_eq!(Leases::scan(daemon.leases()).hold(stamp, slot), expected);
-        assert_eq!(epoch::is_held(stamp, slot, daemon.leases()), expected);
+        for published in [0, clock / 2, clock] {
+            let expected = words().any(|(word, last_look)| {
+                let (leased, is_finished) = (word & every, word >> (24 + EPOCH_BITS) != 0);
+                word >> 24 & MAX_EPOCH <= clock
+                    && (leased == asked || leased == every || asked == every)
+                    && (!is_finished || published <= last_look)
+            });
+            assert_eq!(Leases::scan(daemon.lease_pairs()).hold(stamp, slot, published), expected);
+        }
     }
 }
 

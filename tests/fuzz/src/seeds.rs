@@ -276,16 +276,18 @@ fn of_client_page() -> Vec<Seed> {
         [&[flags][..], &clock.to_le_bytes(), &slot.to_le_bytes(), rest].concat()
     };
     let write = |word: u16, value: u64| [&word.to_le_bytes()[..], &value.to_le_bytes()].concat();
-    // Words 0 to 3 are the header, 8 to 135 the counters, 136 to 1159 the leases, 1160 the head of the ring.
+    // Words 0 to 3 are the header, 8 to 135 the counters, 136 to 1159 the leases, 1160 to 2183 their second words,
+    // 2312 the head of the ring.
     let lease = |word: u16, epoch: u64, slot: u64| write(word, epoch << 24 | slot);
     vec![
         ("untouched", case(0, 7, 3, &[])),
         ("leases", case(0, 7, 3, &[lease(136, 7, 3), lease(1159, 8, 3), lease(500, 6, 4)].concat())),
-        ("every_slot", case(0, (1 << 40) - 2, 5, &lease(200, 1, 0xFF_FFFF))),
-        ("end_of_the_clock", case(0, u64::MAX, u32::MAX, &lease(136, (1 << 40) - 1, 3))),
+        ("finished", case(0, 7, 3, &[lease(136, 1 << 39 | 2, 3), write(1160, 5)].concat())),
+        ("every_slot", case(0, (1 << 39) - 2, 5, &lease(200, 1, 0xFF_FFFF))),
+        ("end_of_the_clock", case(0, u64::MAX, u32::MAX, &lease(136, (1 << 39) - 1, 3))),
         ("counters", case(0, 7, 3, &[write(8, u64::MAX), write(16, 2), write(135, u64::MAX)].concat())),
         ("header", case(0, 7, 3, &[write(0, 0), write(1, 2), write(2, 8), write(3, 5)].concat())),
-        ("ring", case(0, 7, 3, &write(1160, u64::MAX))),
+        ("ring", case(0, 7, 3, &write(2312, u64::MAX))),
         ("full", case(1, 9, 0xFF_FFFF, &[0xFF; 16])),
     ]
 }

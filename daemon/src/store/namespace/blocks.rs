@@ -15,7 +15,7 @@ use super::quota::Place;
 use super::reclaim::end_of_clock;
 use super::{Inner, Key, Namespace};
 use crate::store::Outcome;
-use crate::store::content::{Content, Leftover, StoredBlock, StoredMetadata, StoredOverlay};
+use crate::store::content::{Content, Left, Leftover, StoredBlock, StoredMetadata, StoredOverlay};
 
 /// Blocks that one turn under the lock looks through.
 pub(in crate::store) const BLOCKS: u64 = 1 << 14;
@@ -223,17 +223,19 @@ impl Namespace {
         let tensor = tensors.get_mut(&key.name).expect("found above, under the same lock");
         let mut leftover = Leftover::default();
         let before = tensor.content.sums.stored_bytes;
+        // Before the entry can be found.
+        let published = directory.epoch();
         let entered = metadata.map(|metadata| {
             let StoredMetadata { number, len, extent, .. } = &metadata;
             let set = directory.set_generation(&tensor.generations, generation_idx, (*number, *len), extent);
             set.expect("the table is this tensor's");
-            (generation_idx, metadata)
+            (generation_idx, metadata.entered(published))
         });
         tensor.content.begin_generation(codec, entered, &mut leftover);
         tensor.content.predicted_bytes = predicted_bytes;
         tensor.content.runner_up = None;
         *stored_bytes = *stored_bytes - before + tensor.content.sums.stored_bytes;
-        inner.retire_leftover(key.slot_idx, leftover)
+        inner.retire_leftover(key, leftover)
     }
 
     /// Stores blocks of a tensor; the caller holds its `writing` lock. Gives the revision.
@@ -258,6 +260,8 @@ impl Namespace {
         let (mut leftover, mut missed) = (Leftover::default(), Vec::new());
         let before = tensor.content.sums.stored_bytes;
         let mut left = changes.len();
+        // Before the first word: an extent that a reader has found was published in this epoch or later.
+        let published = directory.epoch();
         for change in changes {
             let (block_idx, from) = (change.block_idx, change.from);
             let word = &tensor.words(directory)[index(block_idx)];
@@ -281,10 +285,16 @@ impl Namespace {
             reach(Point::WordSwapped);
             directory.push_changed(Changed { slot: key.slot_idx, block_idx });
             match change.to {
-                Stored::Block(block) => tensor.content.replace(block_idx, block, &mut leftover),
-                Stored::Overlay(overlay) => tensor.content.cover(block_idx, overlay),
+                Stored::Block(block) => {
+                    let block = StoredBlock { published, ..block };
+                    tensor.content.replace(block_idx, block, &mut leftover);
+                }
+                Stored::Overlay(overlay) => {
+                    tensor.content.cover(block_idx, StoredOverlay { published, ..overlay });
+                }
                 Stored::Moved(extent) => {
-                    leftover.extents.push(tensor.content.relocate(block_idx, extent));
+                    let to = Left { extent, published };
+                    leftover.extents.push(tensor.content.relocate(block_idx, to));
                 }
             }
             let changed =
@@ -304,7 +314,7 @@ impl Namespace {
             }
             Intent::Rewrite => tensor.revision(directory),
         };
-        inner.retire_leftover(key.slot_idx, leftover)?;
+        inner.retire_leftover(key, leftover)?;
         Ok((revision, missed))
     }
 

@@ -17,7 +17,7 @@ use tierpack_shm::types::{Extent, SlotIdx, index};
 use super::sums::Guard;
 use super::{Inner, Key, Namespace, Tensor};
 use crate::store::budget::Charge;
-use crate::store::content::{Leftover, RetiredIndex};
+use crate::store::content::{Left, Leftover, RetiredIndex};
 use crate::store::{Outcome, heap};
 
 /// Entries and extents that one turn under the lock goes through.
@@ -101,7 +101,10 @@ pub(super) struct Retired {
     stamp: Stamp,
     since: Instant,
     slot_idx: SlotIdx,
-    data: Vec<Extent>,
+    /// The epoch before the slot was revealed: of its tables, and of what came with the put.
+    publication: u64,
+    /// By the epochs of their publications.
+    data: Vec<Left>,
     /// Bytes of `data`.
     data_bytes: u64,
     directory: Vec<Extent>,
@@ -109,7 +112,7 @@ pub(super) struct Retired {
     /// Free again once they are dropped.
     indexes: Vec<RetiredIndex>,
     /// The heap that all this takes.
-    charge: Charge,
+    _charge: Charge,
 }
 
 /// What the holders are asked about.
@@ -118,26 +121,45 @@ struct Summary {
     stamp: Stamp,
     since: Instant,
     slot_idx: SlotIdx,
+    /// The least epoch of a publication in it.
+    published: u64,
     bytes: u64,
 }
 
 impl Retired {
-    fn new(stamp: Stamp, slot_idx: SlotIdx, data: Vec<Extent>, charge: Charge) -> Self {
+    fn new(stamp: Stamp, slot_idx: SlotIdx, publication: u64, mut data: Vec<Left>, charge: Charge) -> Self {
+        data.sort_unstable_by_key(|left| left.published);
         Self {
             stamp,
             since: Instant::now(),
             slot_idx,
-            data_bytes: data.iter().map(Extent::len_bytes).sum(),
+            publication,
+            data_bytes: data.iter().map(|left| left.extent.len_bytes()).sum(),
             data,
             directory: Vec::new(),
             slot: None,
             indexes: Vec::new(),
-            charge,
+            _charge: charge,
         }
     }
 
     fn summary(&self) -> Summary {
-        Summary { stamp: self.stamp, since: self.since, slot_idx: self.slot_idx, bytes: self.data_bytes }
+        Summary {
+            stamp: self.stamp,
+            since: self.since,
+            slot_idx: self.slot_idx,
+            published: self.data.first().map_or(0, |left| left.published).max(self.publication),
+            bytes: self.data_bytes,
+        }
+    }
+
+    /// How many of its data extents are held by leases that hold what was published until `last_look`.
+    fn n_held(&self, last_look: u64) -> usize {
+        self.data.partition_point(|left| left.published.max(self.publication) <= last_look)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.data.is_empty() && self.directory.is_empty() && self.slot.is_none() && self.indexes.is_empty()
     }
 }
 
@@ -160,8 +182,10 @@ impl Namespace {
         let pages = inner.pages.clone();
         drop(inner);
         let holds = pages.iter().map(|(session, page)| {
-            let leases = Leases::scan(page.leases());
-            let held = retired.iter().filter(|retired| leases.hold(retired.stamp, retired.slot_idx));
+            let leases = Leases::scan(page.lease_pairs());
+            let held = retired
+                .iter()
+                .filter(|retired| leases.hold(retired.stamp, retired.slot_idx, retired.published));
             let holds = held.fold(Holds::default(), |sum, retired| Holds {
                 bytes: sum.bytes + retired.bytes,
                 age: sum.age.max(retired.since.elapsed()),
@@ -187,7 +211,7 @@ impl Namespace {
         let (end, mut left) = (inner.directory.epoch(), inner.retired.entries.len());
         let pages: Vec<_> = inner.pages.iter().map(|(_, page)| Arc::clone(page)).collect();
         drop(inner);
-        let leases = Leases::scan(pages.iter().flat_map(|page| page.leases()));
+        let leases = Leases::scan(pages.iter().flat_map(|page| page.lease_pairs()));
         let mut has_freed = false;
         while left > 0 {
             let Some(mut inner) = self.locked(patience) else { break };
@@ -222,30 +246,45 @@ impl Inner {
                 break;
             };
             (*left, turn) = (*left - 1, turn - 1);
-            if !retired.stamp.is_before(end) || leases.hold(retired.stamp, retired.slot_idx) {
+            if !retired.stamp.is_before(end) {
                 self.retired.push(retired);
                 continue;
             }
-            has_freed = true;
-            reach(Point::BeforeFree);
-            let kept = retired.data.len().saturating_sub(turn + 1);
-            turn = (turn + 1).saturating_sub(retired.data.len());
-            for extent in retired.data.drain(kept..) {
+            let last_look = leases.hold_until(retired.stamp, retired.slot_idx);
+            let n_held = last_look.map_or(0, |last_look| retired.n_held(last_look));
+            // The rest of the turn, and one: a turn always comes on.
+            let n_kept = n_held.max(retired.data.len().saturating_sub(turn + 1));
+            turn = (turn + 1).saturating_sub(retired.data.len() - n_kept);
+            if last_look.is_none() || retired.data.len() > n_kept {
+                reach(Point::BeforeFree);
+                has_freed = true;
+            }
+            for Left { extent, .. } in retired.data.drain(n_kept..) {
                 retired.data_bytes -= extent.len_bytes();
                 self.data.free(extent);
             }
-            if kept > 0 {
+            if n_kept > n_held {
                 *left += 1;
                 self.retired.push_front(retired);
                 continue;
             }
-            drop(retired.indexes);
-            drop(retired.charge);
-            retired.directory.into_iter().for_each(|extent| self.directory.pool_mut().free(extent));
-            retired.slot.into_iter().for_each(|slot| self.directory.give_slot(slot));
+            self.free_rest(&mut retired, last_look);
+            if !retired.is_empty() {
+                self.retired.push(retired);
+            }
         }
         self.retired.settle();
         has_freed
+    }
+
+    /// Of an entry, frees what is no data extent and was published after `last_look`.
+    fn free_rest(&mut self, retired: &mut Retired, last_look: Option<u64>) {
+        let is_held = |published: u64| last_look.is_some_and(|last_look| published <= last_look);
+        retired.indexes.retain(|index| is_held(index.published.max(retired.publication)));
+        if !is_held(retired.publication) {
+            retired.directory.drain(..).for_each(|extent| self.directory.pool_mut().free(extent));
+            retired.slot.take().into_iter().for_each(|slot| self.directory.give_slot(slot));
+        }
     }
 
     /// Hides a tensor; its memory is freed when no lease covers it.
@@ -263,15 +302,15 @@ impl Inner {
         }
         let stamp = self.step()?;
         for tensor in tensors {
-            let Tensor { content, slot, table, generations, charge, .. } = *tensor;
-            let retired = Retired::new(stamp, slot.idx(), content.into_extents().collect(), charge);
+            let Tensor { content, slot, publication, table, generations, charge, .. } = *tensor;
+            let retired = Retired::new(stamp, slot.idx(), publication, content.into_left().collect(), charge);
             self.retired.push(Retired { directory: vec![table, generations], slot: Some(slot), ..retired });
         }
         Ok(())
     }
 
     /// Retires what changes of a tensor left over; their words are stored already.
-    pub(super) fn retire_leftover(&mut self, slot_idx: SlotIdx, leftover: Leftover) -> Outcome<()> {
+    pub(super) fn retire_leftover(&mut self, key: &Key, leftover: Leftover) -> Outcome<()> {
         let Leftover { extents: data, indexes } = leftover;
         if data.is_empty() && indexes.is_empty() {
             return Ok(());
@@ -280,7 +319,8 @@ impl Inner {
         let has_index = !indexes.is_empty();
         // It cannot be refused: the words are stored already. Updates look for room before they begin.
         let charge = self.budget.charge_anyway(&self.heap, heap::of_retired(data.len()));
-        self.retired.push(Retired { indexes, ..Retired::new(stamp, slot_idx, data, charge) });
+        let retired = Retired::new(stamp, key.slot_idx, key.publication, data, charge);
+        self.retired.push(Retired { indexes, ..retired });
         if has_index {
             reach(Point::IndexRetired);
         }
@@ -304,10 +344,13 @@ impl Inner {
         fresh.write(0, &data.bytes(old).expect("the extent is this tensor's")[..index(u64::from(len))]);
         let extent = fresh.freeze();
         reach(Point::MetadataCopied);
+        // Before the entry leads there.
+        let published = directory.epoch();
         let set = directory.set_generation(&tensor.generations, generation_idx, (number, len), &extent);
         set.expect("the table is this tensor's");
-        let extents = vec![tensor.content.relocate_metadata(generation_idx, extent)];
-        self.retire_leftover(key.slot_idx, Leftover { extents, indexes: Vec::new() })?;
+        let to = Left { extent, published };
+        let extents = vec![tensor.content.relocate_metadata(generation_idx, to)];
+        self.retire_leftover(key, Leftover { extents, indexes: Vec::new() })?;
         Ok(true)
     }
 

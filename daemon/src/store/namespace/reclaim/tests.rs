@@ -49,9 +49,14 @@ impl World {
     fn retire(&self, n: usize, extents_each: usize) {
         let mut inner = self.namespace.inner.lock();
         for _ in 0..n {
-            let extents = (0..extents_each).map(|_| inner.data.allocate(64).unwrap().freeze()).collect();
+            let published = inner.directory.epoch();
+            let left = |extent| Left { extent, published };
+            let extents =
+                (0..extents_each).map(|_| left(inner.data.allocate(64).unwrap().freeze())).collect();
             let leftover = Leftover { extents, indexes: Vec::new() };
-            inner.retire_leftover(SlotIdx::new(7).unwrap(), leftover).unwrap();
+            let slot_idx = SlotIdx::new(7).unwrap();
+            let key = Key { name: "t".into(), slot_idx, publication: 1 };
+            inner.retire_leftover(&key, leftover).unwrap();
         }
     }
 
@@ -62,8 +67,13 @@ impl World {
     fn held(&self) -> u64 {
         let held = self.namespace.held_bytes();
         let inner = self.namespace.inner.lock();
-        let sum: u64 =
-            inner.retired.entries.iter().flat_map(|retired| &retired.data).map(Extent::len_bytes).sum();
+        let sum: u64 = inner
+            .retired
+            .entries
+            .iter()
+            .flat_map(|retired| &retired.data)
+            .map(|left| left.extent.len_bytes())
+            .sum();
         assert_eq!((held, held), (sum, inner.data.used_bytes()), "the running sum is the sum");
         held / 64
     }
@@ -109,4 +119,23 @@ fn what_is_held_stays_in_the_list_and_has_a_holder() {
     assert!(world.namespace.reclaim(Patience::All));
     assert_eq!((world.held(), world.retiring.is_empty()), (0, true));
     assert!(world.namespace.holders().is_empty());
+}
+
+#[test]
+fn a_finished_lease_holds_what_was_published_before_its_last_look() {
+    let world = World::new();
+    world.lease(1, 1 << 39 << 24 | 7);
+    world.page.last_looks()[5].store(10, Ordering::Release);
+    world.retire(RETIRED, 1);
+    assert!(world.namespace.reclaim(Patience::All));
+    assert_eq!(world.held(), 10, "each was published in the epoch in which it retired");
+    assert_eq!(world.namespace.holders()[0].1.bytes, 640);
+    // Of one entry, what was published later goes first.
+    world.retire(1, 3);
+    world.namespace.inner.lock().retired.entries.back_mut().unwrap().data[0].published = 1;
+    assert!(world.namespace.reclaim(Patience::All));
+    assert_eq!(world.held(), 11);
+    world.lease(0, 0);
+    assert!(world.namespace.reclaim(Patience::All));
+    assert_eq!((world.held(), world.retiring.is_empty()), (0, true));
 }
