@@ -91,6 +91,8 @@ impl Drop for Embedded {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -101,18 +103,21 @@ mod tests {
         let before = mask();
         let daemon = Embedded::start(&config).unwrap();
         assert_eq!(mask(), before);
-        let mut names = Vec::new();
-        for task in std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path()) {
-            let Ok(status) = std::fs::read_to_string(task.join("status")) else { continue };
-            let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
-            let name = field("Name:");
-            if ["tierpackd", "stats", "worker", "background"].contains(&name) {
+        let (mut left, started) = (vec!["tierpackd", "stats", "worker", "background"], Instant::now());
+        // A thread gets its name when it runs for the first time.
+        while !left.is_empty() {
+            assert!(started.elapsed() < Duration::from_secs(60), "{left:?} were not found");
+            for task in std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path()) {
+                let Ok(status) = std::fs::read_to_string(task.join("status")) else { continue };
+                let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
+                let Some(at) = left.iter().position(|name| *name == field("Name:")) else { continue };
                 let blocked = u64::from_str_radix(field("SigBlk:"), 16).unwrap();
-                assert_ne!(blocked & 1 << (Signal::SIGALRM as i32 - 1), 0, "{name}");
-                names.push(name.to_owned());
+                // A thread of another test's server blocks nothing.
+                if blocked & 1 << (Signal::SIGALRM as i32 - 1) != 0 {
+                    left.remove(at);
+                }
             }
         }
-        assert!(names.len() >= 4, "{names:?}");
         daemon.stop().unwrap();
     }
 }

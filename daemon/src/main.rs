@@ -12,9 +12,12 @@ use tierpack_daemon::{Args, print_last, run_command};
 #[derive(Debug, Parser)]
 #[command(version, after_help = "Exit codes: 0 stopped as asked, 1 an error, 2 wrong usage.")]
 struct Command {
-    /// Control socket; the default is in the run-time directory [env: TIERPACK_SOCKET]
     // Not clap's `env`: an empty variable is an unset one, and a message names the variable.
-    #[arg(long, value_name = "PATH")]
+    #[arg(
+        long,
+        value_name = "PATH",
+        help = "Control socket; the default is in the run-time directory [env: TIERPACK_SOCKET]"
+    )]
     socket: Option<PathBuf>,
     #[command(flatten)]
     args: Args,

@@ -36,9 +36,13 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "tierpack", version, after_help = EXIT_CODES)]
 struct Cli {
-    /// Control socket of the daemon [env: TIERPACK_SOCKET] [default: the first of the usual places that answers]
     // Not clap's `env`: an empty variable is an unset one, and a message names the variable.
-    #[arg(long, global = true, value_name = "PATH")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        help = "Control socket of the daemon [env: TIERPACK_SOCKET] [default: the first of the usual places that answers]"
+    )]
     socket: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,

@@ -113,7 +113,7 @@ fn printed_configuration_loads_to_the_same() {
     let cases: [&[&str]; 3] = [
         &[],
         &["--pool-size", "1073741825", "--lock", "off", "--log", "info,tierpack_shm=trace"],
-        &["--pool-size", "2TiB", "--segment-size", "2MiB", "--max-sessions", "256", "--workers", "9"],
+        &["--pool-size", "64GiB", "--segment-size", "2MiB", "--max-sessions", "256", "--workers", "9"],
     ];
     for flags in cases {
         let config = system.load(flags, None).unwrap();
