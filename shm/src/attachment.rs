@@ -6,9 +6,9 @@
 
 #![expect(unsafe_code, reason = "hands out published bytes under a lease; owns the table of mapped segments")]
 
+mod claims;
 mod observers;
 
-use std::cell::Cell;
 use std::ops::Deref;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{NonNull, null_mut};
@@ -19,10 +19,8 @@ use crate::epoch;
 use crate::error::{Error, Result};
 use crate::faults::{Point, reach};
 use crate::fork::ForkCookie;
-use crate::layout::{
-    LAYOUT_VERSION, MAX_SEGMENTS, SEGMENT_SPAN_UNITS, generation, header, page, slot, table,
-};
-use crate::page::{ClientPage, Counter, NamespaceId, check_fields, spread};
+use crate::layout::{LAYOUT_VERSION, MAX_SEGMENTS, SEGMENT_SPAN_UNITS, generation, header, slot, table};
+use crate::page::{ClientPage, Counter, NamespaceId, check_fields};
 use crate::pool::in_segment;
 use crate::publish::is_published;
 use crate::ring::{Changed, Drained, Ring};
@@ -32,6 +30,7 @@ use crate::types::{BlockWord, SlotIdx, UNIT_BYTES, index};
 
 pub use observers::{AttachmentId, SegmentObserver};
 
+use claims::Claims;
 use observers::Observers;
 
 /// Where a handle's tensor is: what the daemon answers to `open`.
@@ -127,15 +126,6 @@ impl Drop for SegmentTable {
     }
 }
 
-/// Which of the eight leases of a cache line are claimed: a line here for each line there, so that threads whose leases
-/// lie on different lines share none here either.
-#[derive(Default)]
-#[repr(align(64))]
-struct ClaimLine([AtomicBool; CLAIMS_PER_LINE]);
-
-/// Lease words of one cache line.
-const CLAIMS_PER_LINE: usize = 8;
-
 /// A client's view of one namespace.
 pub struct Attachment {
     id: NamespaceId,
@@ -144,7 +134,7 @@ pub struct Attachment {
     data: SegmentTable,
     directory: SegmentTable,
     page: ClientPage,
-    claimed: Box<[ClaimLine]>,
+    claims: Claims,
     cookie: ForkCookie,
     hung_up: Arc<AtomicBool>,
 }
@@ -191,7 +181,7 @@ impl Attachment {
             data: SegmentTable::new(),
             directory: SegmentTable::new(),
             page,
-            claimed: (0..index(page::N_LEASES) / CLAIMS_PER_LINE).map(|_| ClaimLine::default()).collect(),
+            claims: Claims::new(),
             cookie,
             hung_up,
         };
@@ -293,24 +283,6 @@ impl Attachment {
             entries.expect("the header's length was checked by `new`"),
         )
     }
-
-    #[inline]
-    fn claim_of(&self, lease_idx: usize) -> &AtomicBool {
-        &self.claimed[lease_idx / CLAIMS_PER_LINE].0[lease_idx % CLAIMS_PER_LINE]
-    }
-
-    fn claim(&self) -> Option<usize> {
-        static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static FIRST: Cell<usize> = Cell::new(NEXT_THREAD.fetch_add(1, Ordering::Relaxed));
-        }
-        let first = FIRST.get();
-        // Acquire: pairs with the Release in `Guard::drop`, so that one lease word has one owner at a time.
-        (0..index(page::N_LEASES)).map(|n| spread(first + n)).find(|&lease| {
-            let claimed = self.claim_of(lease);
-            !claimed.load(Ordering::Relaxed) && !claimed.swap(true, Ordering::Acquire)
-        })
-    }
 }
 
 impl Drop for Attachment {
@@ -348,7 +320,7 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         if attachment.hung_up.load(Ordering::Acquire) {
             return Err(NoGuard::HungUp);
         }
-        let lease_idx = attachment.claim().ok_or(NoGuard::TooManyLeases)?;
+        let lease_idx = attachment.claims.claim().ok_or(NoGuard::TooManyLeases)?;
         epoch::begin(&attachment.page.leases()[lease_idx], attachment.epoch(), slot.idx);
         // From here on dropping the guard ends the lease.
         let this = Self { attachment, lease_idx, slot };
@@ -504,8 +476,7 @@ impl<A: Deref<Target = Attachment>> Drop for Guard<A> {
         if self.attachment.cookie.is_here() {
             reach(Point::LeaseEnding);
             epoch::end(&self.attachment.page.leases()[self.lease_idx]);
-            // Release: pairs with the Acquire in `claim`.
-            self.attachment.claim_of(self.lease_idx).store(false, Ordering::Release);
+            self.attachment.claims.release(self.lease_idx);
         }
     }
 }
