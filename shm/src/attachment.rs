@@ -6,11 +6,11 @@
 
 #![expect(unsafe_code, reason = "hands out published bytes under a lease, and ends mappings")]
 
+mod claims;
 mod link;
 mod observers;
 mod segments;
 
-use std::cell::Cell;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -21,8 +21,8 @@ use crate::epoch;
 use crate::error::{Error, Result};
 use crate::faults::{Point, reach};
 use crate::fork::ForkCookie;
-use crate::layout::{LAYOUT_VERSION, SEGMENT_SPAN_UNITS, generation, header, page, slot, table};
-use crate::page::{ClientPage, Counter, NamespaceId, check_fields, spread};
+use crate::layout::{LAYOUT_VERSION, SEGMENT_SPAN_UNITS, generation, header, slot, table};
+use crate::page::{ClientPage, Counter, NamespaceId, check_fields};
 use crate::pool::in_segment;
 use crate::publish::is_published;
 use crate::ring::{Changed, Drained, Ring};
@@ -33,6 +33,7 @@ use crate::types::{BlockWord, SlotIdx, UNIT_BYTES, index};
 pub use link::Link;
 pub use observers::{AttachmentId, SegmentObserver};
 
+use claims::Claims;
 use observers::Observers;
 use segments::SegmentTable;
 
@@ -66,15 +67,6 @@ pub enum NoGuard {
     Corrupt,
 }
 
-/// Which of the eight leases of a cache line are claimed: a line here for each line there, so that threads whose leases
-/// lie on different lines share none here either.
-#[derive(Default)]
-#[repr(align(64))]
-struct ClaimLine([AtomicBool; CLAIMS_PER_LINE]);
-
-/// Lease words of one cache line.
-const CLAIMS_PER_LINE: usize = 8;
-
 /// A client's view of one namespace.
 pub struct Attachment {
     id: NamespaceId,
@@ -83,7 +75,7 @@ pub struct Attachment {
     data: SegmentTable,
     directory: SegmentTable,
     page: ClientPage,
-    claimed: Box<[ClaimLine]>,
+    claims: Claims,
     cookie: ForkCookie,
     link: Arc<Link>,
     is_closing: AtomicBool,
@@ -131,7 +123,7 @@ impl Attachment {
             data: SegmentTable::new(),
             directory: SegmentTable::new(),
             page,
-            claimed: (0..index(page::N_LEASES) / CLAIMS_PER_LINE).map(|_| ClaimLine::default()).collect(),
+            claims: Claims::new(),
             cookie,
             link,
             is_closing: AtomicBool::new(false),
@@ -212,8 +204,7 @@ impl Attachment {
     /// Session thread: unmaps every segment of a closed attachment, unless a guard lives; says whether it has.
     pub fn unmap_all(&self) -> bool {
         // SeqCst: see `Guard::new`. It is an Acquire as well, and pairs with the Release in `Guard::drop`.
-        let is_read = |claimed: &AtomicBool| claimed.load(Ordering::SeqCst);
-        if !self.is_closed() || self.claimed.iter().flat_map(|line| &line.0).any(is_read) {
+        if !self.is_closed() || self.claims.any() {
             return false;
         }
         for kind in [SegmentKind::Data, SegmentKind::Directory] {
@@ -261,25 +252,6 @@ impl Attachment {
             entries.expect("the header's length was checked by `new`"),
         )
     }
-
-    #[inline]
-    fn claim_of(&self, lease_idx: usize) -> &AtomicBool {
-        &self.claimed[lease_idx / CLAIMS_PER_LINE].0[lease_idx % CLAIMS_PER_LINE]
-    }
-
-    fn claim(&self) -> Option<usize> {
-        static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static FIRST: Cell<usize> = Cell::new(NEXT_THREAD.fetch_add(1, Ordering::Relaxed));
-        }
-        let first = FIRST.get();
-        // SeqCst: see `Guard::new`. It is an Acquire as well, and pairs with the Release in `Guard::drop`, so that one
-        // lease word has one owner at a time.
-        (0..index(page::N_LEASES)).map(|n| spread(first + n)).find(|&lease| {
-            let claimed = self.claim_of(lease);
-            !claimed.load(Ordering::Relaxed) && !claimed.swap(true, Ordering::SeqCst)
-        })
-    }
 }
 
 impl Drop for Attachment {
@@ -317,11 +289,11 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         if !attachment.link.is_open() {
             return Err(NoGuard::HungUp);
         }
-        let lease_idx = attachment.claim().ok_or(NoGuard::TooManyLeases)?;
+        let lease_idx = attachment.claims.claim().ok_or(NoGuard::TooManyLeases)?;
         // SeqCst, with the swap in `claim`, the store in `close` and the look in `unmap_all`: either this sees that
         // the attachment is closing, or `unmap_all` sees the claim.
         if attachment.is_closing.load(Ordering::SeqCst) {
-            attachment.claim_of(lease_idx).store(false, Ordering::Release);
+            attachment.claims.release(lease_idx);
             return Err(NoGuard::Detached);
         }
         epoch::begin(&attachment.page.leases()[lease_idx], attachment.epoch(), slot.idx);
@@ -491,8 +463,7 @@ impl<A: Deref<Target = Attachment>> Drop for Guard<A> {
         if self.attachment.cookie.is_here() {
             reach(Point::LeaseEnding);
             epoch::end(&self.attachment.page.leases()[self.lease_idx]);
-            // Release: pairs with the Acquire in `claim`.
-            self.attachment.claim_of(self.lease_idx).store(false, Ordering::Release);
+            self.attachment.claims.release(self.lease_idx);
         }
     }
 }
