@@ -18,7 +18,7 @@ impl Client {
 
     /// Changes owner, group, mode or quota of the namespace of this client.
     ///
-    /// Sessions that are attached already stay so, as open files do.
+    /// Who may not read it any more is detached, is sent nothing more of it, and finds nothing new in what it maps.
     ///
     /// # Errors
     /// [`Error::NoNamespace`], [`Error::Denied`] when the namespace is not the caller's.

@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn a_barred_segment_keeps_its_slots_and_gives_their_indexes_to_other_memory() {
         let mut directory = directory();
-        directory.limit_slots(slot::PER_SLAB as u32);
+        directory.limit_slots(SLOTS_PER_SLAB);
         let taken = directory.take_slot().expect("a slot");
         directory.bar_segments(&[0]);
         assert_eq!(directory.take_slot(), Err(NoSlot::Room), "the free slots lie in the barred segment");
@@ -353,6 +353,6 @@ mod tests {
             found.insert(slot.idx().get());
         }
         assert_eq!(found.len() as u64, slot::PER_SLAB, "every index is used again");
-        assert_eq!(directory.take_slot(), Err(NoSlot::Limit(slot::PER_SLAB as u32)));
+        assert_eq!(directory.take_slot(), Err(NoSlot::Limit(SLOTS_PER_SLAB)));
     }
 }

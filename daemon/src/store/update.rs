@@ -238,3 +238,6 @@ fn by_block<'a>(
     }
     if rest.is_empty() { Ok(blocks) } else { Err(format!("{} bytes are left over", rest.len())) }
 }
+
+#[cfg(test)]
+mod tests;
