@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tierpack_shm::message::{Blob, PutBegin, RefitMode};
+use tierpack_shm::message::{Blob, PutBegin, RefitMode, Reply};
 use tierpack_shm::socket::Peer;
 use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype};
 
@@ -42,10 +42,11 @@ fn a_request_folds_a_few_blocks_and_one_dry_run_goes_on_at_a_time() {
     let namespace = store.namespace("default").unwrap();
     let rows = (0..BLOCKS).flat_map(|block| (block * 512).to_le_bytes());
     let bytes: Vec<u8> = rows.chain(vec![1; index(BLOCKS * 512)]).collect();
+    let Reply::Opened { slot, .. } = namespace.open("t", &caller).unwrap() else { panic!("another reply") };
     let update = Update {
         namespace: "default".to_owned(),
         name: "t".to_owned(),
-        slot: namespace.open("t").unwrap().slot,
+        slot,
         n_pieces: BLOCKS,
         data: Blob::Inline(Vec::new()),
     };
