@@ -5,10 +5,10 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::sync::{Mutex, MutexGuard};
 use std::thread;
 
 use nix::unistd::{Gid, Uid, geteuid, getgroups, setegid, seteuid, setgroups};
+use parking_lot::{Mutex, MutexGuard};
 use tierpack_client::{Client, Dtype, Error, NamespaceChange, Tensors};
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::faults::Point;
@@ -33,7 +33,7 @@ fn start(pool_size: &str) -> Option<(MutexGuard<'static, ()>, Daemon)> {
         tools::skip("becoming another user needs root");
         return None;
     }
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let guard = ONE_AT_A_TIME.lock();
     let daemon = Daemon::start(PROGRAM, &["--pool-size", pool_size, "--lock", "off", "--admit", "everyone"]);
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.dir(), open).expect("a directory of the test");
@@ -201,8 +201,8 @@ fn a_user_who_lost_the_right_gets_nothing_new_and_its_put_ends() {
     let mut root = Peer::greeted(&daemon.socket());
     let Ok(Reply::Opened { slot, .. }) = root.request(open("shared", "secret"), &[]) else { unreachable!() };
     let segment = u32::try_from(slot.address / SEGMENT_SPAN_UNITS).expect("an index");
-    let sent = other.kept.iter().filter(|(_, id, _)| id.kind == SegmentKind::Directory);
-    assert!(sent.into_iter().all(|(_, id, _)| id.index != segment), "slot in directory segment {segment}");
+    let mut sent = other.kept.iter().filter(|(_, id, _)| id.kind == SegmentKind::Directory);
+    assert!(sent.all(|(_, id, _)| id.index != segment), "slot in directory segment {segment}");
     assert_eq!(daemon.stats().transfers, 0, "the put that was refused has ended");
 }
 
@@ -282,7 +282,7 @@ fn a_pool_that_is_nearly_full_has_room_again_after_a_right_was_taken_away() {
 
 #[test]
 fn others_open_tensors_while_a_removed_namespace_is_emptied() {
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _one = ONE_AT_A_TIME.lock();
     let daemon = Daemon::with_faults(PROGRAM, &["--pool-size", "64MiB", "--lock", "off", "--workers", "2"]);
     let client = daemon.client();
     put(&client, "t", 1, MIB).expect("room");
