@@ -4,6 +4,8 @@
 //! that nothing else of the child comes to lie where its parent's slices point.
 //! Nothing here waits or takes a lock: any thread of the parent may have been in the middle of it.
 
+#![expect(unsafe_code, reason = "keeps a list in leaked memory, and maps over ranges in a forked child")]
+
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
