@@ -9,6 +9,9 @@ const IDS: [u32; 52] = [
     42, 43, 45, 46, 48, 50, 51, 53, 55, 56, 57, 59, 60, 61, 63, 66, 67, 68, 69, 70, 71, 75, 76, 79, 80,
 ];
 
+/// Faults of the service under attack and under load, which have numbers of their own.
+const SERVICE_IDS: std::ops::RangeInclusive<u32> = 1..=31;
+
 /// One line of the tables.
 #[derive(Debug)]
 struct Case {
@@ -22,9 +25,10 @@ fn root() -> PathBuf {
     tests.parent().expect("the tests lie in the workspace").to_owned()
 }
 
-/// The lines that start with an id.
-fn cases(text: &str) -> Vec<Case> {
-    let lines = text.lines().filter_map(|line| line.strip_prefix("| C"));
+/// The lines that start with an id of this kind.
+fn cases(text: &str, kind: char) -> Vec<Case> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("| ")?.strip_prefix(kind));
+    let lines = lines.filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
     lines
         .map(|line| {
             let cells: Vec<&str> = line.split('|').map(str::trim).collect();
@@ -89,7 +93,8 @@ fn exists(root: &Path, test: &str) -> bool {
 fn every_named_test_exists() {
     let root = root();
     let text = std::fs::read_to_string(root.join("tests/CASES.md")).expect("CASES.md is there");
-    let named: Vec<String> = cases(&text).into_iter().flat_map(|case| case.tests).collect();
+    let all = ['C', 'S'].into_iter().flat_map(|kind| cases(&text, kind));
+    let named: Vec<String> = all.flat_map(|case| case.tests).collect();
     let missing: Vec<&String> = named.iter().filter(|test| !exists(&root, test)).collect();
     assert!(missing.is_empty(), "CASES.md names tests that do not exist: {missing:#?}");
     assert!(named.len() > 80, "only {} tests were found in the tables", named.len());
@@ -98,11 +103,12 @@ fn every_named_test_exists() {
 #[test]
 fn every_case_has_one_line_with_a_test_or_a_reason() {
     let text = std::fs::read_to_string(root().join("tests/CASES.md")).expect("CASES.md is there");
-    let found = cases(&text);
+    let (found, service) = (cases(&text, 'C'), cases(&text, 'S'));
     let ids: Vec<u32> = found.iter().map(|case| case.id).collect();
     assert_eq!(ids, IDS);
     assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), ids.len());
-    for case in found {
+    assert!(service.iter().map(|case| case.id).eq(SERVICE_IDS));
+    for case in found.into_iter().chain(service) {
         assert!(!case.tests.is_empty() || !case.not_yet.is_empty(), "{case:?}");
         assert!(case.not_yet.is_empty() || case.not_yet.contains("step"), "{case:?}: which step?");
     }
@@ -118,5 +124,5 @@ fn a_test_that_is_missing_or_is_no_test_is_noticed() {
     assert!(
         !exists(&root, "cases::has_test") && !exists(&root, "cases") && !exists(&root, "nowhere::a_test")
     );
-    assert!(cases("| C07 | x | `a::b`, `c` | |")[0].tests == ["a::b"]);
+    assert!(cases("| C07 | x | `a::b`, `c` | |", 'C')[0].tests == ["a::b"]);
 }
