@@ -177,9 +177,9 @@ fn a_refused_update_leaves_nothing() {
     client.put_with("t", Dtype::U8, &[ROWS, 8192], &mut &bytes[..], &raw()).expect("room");
     let handle = client.open("t").expect("it is there");
     handle.get().expect("it is there");
-    // Large ones, then small ones, until there is no room for an overlay of some rows.
+    // Large ones, then smaller ones, until there is no room for an overlay of some rows; few, for their names take room too.
     let mut fillers = 0;
-    for len in [1 << 20, 64 << 10, 4 << 10] {
+    for len in [1 << 20, 64 << 10, 32 << 10] {
         while client
             .put_with(&format!("filler-{fillers}"), Dtype::U8, &[len], &mut &bytes[..], &raw())
             .is_ok()

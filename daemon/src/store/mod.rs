@@ -61,8 +61,10 @@ use unmapping::Unmapping;
 /// Result of a request: the refusal goes to the client as it is.
 pub(crate) type Outcome<T> = core::result::Result<T, Refusal>;
 
-/// Data segments grow with what there is until they are this long: four blocks of the usual 256 KiB.
+/// The shortest data segment of a namespace that holds more than small tensors: a few blocks of the usual 256 KiB.
 const USUAL_DATA_BYTES: u64 = MIB;
+/// A first extent of at most this length gets a segment of the shortest length that there is.
+const SMALL_NEED_BYTES: u64 = MIN_SEGMENT_BYTES / 4;
 /// Refits that wait for the background thread; one more is answered `Busy`.
 const REFIT_QUEUE: usize = 1024;
 /// A namespace's data segments grow by one part in so many of what they have, so that little of it lies idle.
@@ -267,8 +269,10 @@ impl Store {
         let least = needed.next_multiple_of(MIN_SEGMENT_BYTES);
         let has = namespace.segment_bytes(kind);
         let usual = match kind {
+            // Many namespaces hold a few small tensors and nothing else.
+            SegmentKind::Data if has == 0 && needed <= SMALL_NEED_BYTES => MIN_SEGMENT_BYTES,
             SegmentKind::Data => {
-                (has / GROWTH_SHARE).max(has.min(USUAL_DATA_BYTES)).next_multiple_of(MIN_SEGMENT_BYTES)
+                (has / GROWTH_SHARE).next_multiple_of(MIN_SEGMENT_BYTES).max(USUAL_DATA_BYTES)
             }
             SegmentKind::Directory => has.next_power_of_two(),
         };

@@ -252,16 +252,19 @@ fn stop(way: Way, meanwhile: Meanwhile) -> String {
 /// The operation that was stopped: its tensor was replaced or removed meanwhile, and the pool filled.
 fn check_first(way: Way, meanwhile: Meanwhile, report: &FaultReport) {
     let says = |text: &str| report.error.as_deref().is_some_and(|error| error.contains(text));
+    let begins_again = match meanwhile {
+        Meanwhile::Replaced => report.version == Some(2),
+        Meanwhile::Removed | Meanwhile::Filled => says("no tensor \"target\""),
+    };
     let is_right = match way.point {
         // The next batch of a long gather finds that its tensor is gone, and the call begins again.
         Point::LeaseEnding | Point::GatherWordLoaded | Point::GatherBetweenRows | Point::OverlayFound
             if way.operation == "gather" =>
         {
-            match meanwhile {
-                Meanwhile::Replaced => report.version == Some(2),
-                Meanwhile::Removed | Meanwhile::Filled => says("no tensor \"target\""),
-            }
+            begins_again
         }
+        // The first lease after an attach ends without a read where a segment is not mapped yet.
+        Point::LeaseEnding if way.operation == "attach" => report.version == Some(1) || begins_again,
         // Under its lease the tensor is what it was.
         Point::LeaseEnding
         | Point::CopyWordLoaded
@@ -277,10 +280,7 @@ fn check_first(way: Way, meanwhile: Meanwhile, report: &FaultReport) {
             matches!(report.version, Some(2 | UPDATED))
         }
         // The lease came before the look at the publication, which is another by now.
-        _ => match meanwhile {
-            Meanwhile::Replaced => report.version == Some(2),
-            Meanwhile::Removed | Meanwhile::Filled => says("no tensor \"target\""),
-        },
+        _ => begins_again,
     };
     assert!(is_right, "{way:?}: {report:?}");
 }
