@@ -97,7 +97,6 @@ struct Waiter {
 
 /// What came for a request.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one per request on its way, never kept")]
 pub(crate) enum Answer {
     Reply(Reply, Vec<OwnedFd>),
     Attached(Arc<Attachment>),

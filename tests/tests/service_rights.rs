@@ -20,6 +20,9 @@ use tierpack_shm::segment::SegmentKind;
 use tierpack_tests::peer::{Peer, begin, chunk};
 use tierpack_tests::{Daemon, eventually, raw, tools};
 
+/// What came of a request.
+type Answer = Result<Reply, Refusal>;
+
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const OTHER: u32 = 1234;
 const MIB: u64 = 1 << 20;
@@ -83,7 +86,7 @@ impl Other {
     }
 
     /// Takes one message; gives the reply that it is.
-    fn take(&mut self) -> Result<Option<(u64, Result<Reply, Refusal>)>, ShmError> {
+    fn take(&mut self) -> Result<Option<(u64, Answer)>, ShmError> {
         let (message, descriptors) = self.peer.receive()?;
         let files = descriptors.into_iter().map(File::from);
         match message {

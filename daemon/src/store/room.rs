@@ -189,7 +189,7 @@ impl Store {
             return String::new();
         }
         format!(
-            "; {} of these are in segments that users without the right to read were sent: they take nothing new, and \
+            "; {} of these are in segments that users who lost the right to read were sent: they take nothing new, and \
              compaction, for which {} are kept back, empties them",
             ByteSize(closed),
             ByteSize(self.budget.kept_back())
