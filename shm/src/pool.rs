@@ -94,6 +94,7 @@ impl Pool {
     /// When a segment is there.
     pub fn add_reserved(&mut self, segment_idx: usize, segment: Arc<Segment>) {
         self.extents.add_reserved_segment(segment_idx, segment.len());
+        self.segment_bytes += segment.len();
         let earlier = self.segments[segment_idx].replace(segment);
         assert!(earlier.is_none(), "segment index {segment_idx} is vacant");
     }

@@ -72,7 +72,7 @@ fn rewrite_under(operation: &str, point: Point) -> FaultReport {
     // What it has found, and what the first rewrite stored: the epoch had not stepped since the last look-up.
     eventually("only what the reader can have found is held", || {
         let (held, leases) = held_and_leases(&daemon);
-        (held >= BYTES && held <= 2 * BYTES + (64 << 10) && leases == 1).then_some(())
+        ((BYTES..=2 * BYTES + (64 << 10)).contains(&held) && leases == 1).then_some(())
     });
     let stats = daemon.stats();
     let session = stats.sessions.iter().find(|session| session.pid == pid).expect("its line");

@@ -272,6 +272,11 @@ fn a_pool_that_is_nearly_full_has_room_again_after_a_right_was_taken_away() {
         let stats = stats();
         (stats.closed_bytes <= stats.segment_bytes - stats.data_segment_bytes).then_some(())
     });
+    eventually("sums that agree", || {
+        let stats = daemon.stats();
+        let all: u64 = stats.namespaces.iter().map(|namespace| namespace.segment_bytes).sum();
+        (all + stats.pool.returning_bytes == stats.pool.segment_bytes).then_some(())
+    });
     for n in 0..n {
         let tensor = shared.get(&format!("old-{n}")).expect("it was moved, not lost");
         assert!(tensor.as_bytes().as_chunks().0.iter().all(|word| u64::from_le_bytes(*word) == n), "old-{n}");
