@@ -175,8 +175,8 @@ fn what_a_batch_found_by_a_generations_index_ends_with_its_lease() {
     });
     let report = go_on(&mut reader);
     assert_eq!(report.error, None);
-    // Its first batch is of the first version, all others of the last.
-    assert_eq!(report.version, None);
+    // Its first batch is of the first version and all others of the last, or all when it has to wait for a new segment.
+    assert!(matches!(report.version, None | Some(4)), "{report:?}");
     reader.tell("go");
     let again = serde_json::from_str::<FaultReport>(&reader.line().expect("a line")).expect("a report");
     assert_eq!(again, FaultReport { version: Some(4), error: None });
