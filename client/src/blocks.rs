@@ -26,7 +26,7 @@ const FEW: usize = 8;
 /// A guard that lives as long as one call.
 pub(crate) type CallGuard<'o> = Guard<&'o Attachment>;
 
-/// Copies neighboring blocks: all of a tensor, or the pieces of a row that is longer than a block; gives the last guard.
+/// Copies neighboring blocks: all of a tensor, or the pieces of a row that is longer than a block; returns the last guard.
 ///
 /// Each batch has a lease of its own, and a batch that finds another publication fails the call: blocks of two
 /// publications never come together.
@@ -96,7 +96,7 @@ where
     Ok(())
 }
 
-/// Looks up the coder that a block needs, if it needs one; gives the word of the block itself.
+/// Looks up the coder that a block needs, if it needs one; returns the word of the block itself.
 pub(crate) fn look_up_coder<A>(
     coders: &Coders<'_, A>,
     newest: BlockWord,

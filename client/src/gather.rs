@@ -33,7 +33,7 @@ const BATCH: usize = 128;
 
 /// Copies rows; the caller has checked their numbers, and that they have bytes and `out` room for them.
 ///
-/// Gives the last guard. Each batch has a lease of its own, as in [`copy_run`].
+/// Returns the last guard. Each batch has a lease of its own, as in [`copy_run`].
 pub(crate) fn copy_rows<'o, I: RowId>(
     opened: &'o Opened,
     rows: &[I],

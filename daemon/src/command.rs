@@ -17,7 +17,7 @@ use crate::signals::Signals;
 /// Runs the daemon until SIGTERM or SIGINT; `socket` is the global `--socket`.
 ///
 /// # Errors
-/// What stands in the way of serving, to be printed once by the caller, with [`crate::print_last`]: standard error
+/// What is in the way of serving, to be printed once by the caller, with [`crate::print_last`]: standard error
 /// may be a pipe that nobody reads.
 pub fn run_command(args: &Args, socket: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     let signals = Signals::block()?;

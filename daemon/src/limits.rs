@@ -31,7 +31,7 @@ pub const MAX_POOL_BYTES: u64 = 2 * TIB;
 /// The default pool where no limit can be read.
 const POOL_BYTES_WHEN_UNKNOWN: u64 = GIB;
 
-/// Room for what the daemon takes beside its pool at the start, and for its first growth.
+/// Room for what the daemon takes next to its pool at the start, and for its first growth.
 ///
 /// Measured: `grep RssAnon /proc/PID/status` of an idle `tierpack serve --workers 4` says 1,504 KiB.
 const FIXED_HEADROOM_BYTES: u64 = GROWTH_MARGIN_BYTES + 2 * MIB;
@@ -143,7 +143,7 @@ pub fn check_growth(segment_bytes: u64, root: &Path) -> Result<Room> {
     check_rest(segment_bytes, root).map(|()| room)
 }
 
-/// Refuses so many bytes more if they cannot fit now, for whoever only wants to know.
+/// Refuses so many bytes more if they cannot fit now, for a caller that only wants to know.
 ///
 /// # Errors
 /// As [`check_growth`].

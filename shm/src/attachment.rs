@@ -190,7 +190,7 @@ impl Attachment {
         unsafe { self.table(kind).remove(segment_idx) }
     }
 
-    /// Gives no guard from now on; those that were given go on.
+    /// Allows no guard from now on; those that were given go on.
     pub fn close(&self) {
         // SeqCst: see `Guard::new`.
         self.is_closing.store(true, Ordering::SeqCst);

@@ -81,7 +81,7 @@ impl Rules {
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// Whether this step came before the one that gives the clock `epoch`'s next value.
+    /// Whether this step came before the one that set the clock to `epoch`'s next value.
     #[inline]
     pub const fn is_before(self, epoch: u64) -> bool {
         self.0 < epoch

@@ -65,7 +65,7 @@ impl Extents {
         self.add(index, from, len, Use::Open);
     }
 
-    /// As [`Extents::add_segment`], for a segment of which only [`Extents::allocate_reserved`] gives.
+    /// As [`Extents::add_segment`], for a segment of which only [`Extents::allocate_reserved`] allocates.
     ///
     /// # Panics
     /// When the segment is there already.
@@ -98,25 +98,25 @@ impl Extents {
         self.turn(index, Use::Closed);
     }
 
-    /// Gives nothing of a segment ever again: neither [`Extents::open_segment`] nor
+    /// Allocates nothing from a segment ever again: neither [`Extents::open_segment`] nor
     /// [`Extents::open_segments`] opens it.
     pub fn bar_segment(&mut self, index: usize) {
         self.turn(index, Use::Barred);
     }
 
-    /// Gives of a closed segment again.
+    /// Allocates from a closed segment again.
     pub fn open_segment(&mut self, index: usize) {
         if self.usage(index) == Some(Use::Closed) {
             self.turn(index, Use::Open);
         }
     }
 
-    /// Gives of every closed segment again.
+    /// Allocates from every closed segment again.
     pub fn open_segments(&mut self) {
         self.turn_all(Use::Closed);
     }
 
-    /// Gives of every reserved segment to everyone.
+    /// Allocates from every reserved segment to everyone.
     pub fn open_reserved_segments(&mut self) {
         self.turn_all(Use::Reserved);
     }
@@ -170,7 +170,7 @@ impl Extents {
         }
     }
 
-    /// The free runs of a segment, whoever is given them.
+    /// The free runs of a segment, whoever they are for.
     fn runs_of(&self, index: usize) -> Vec<(u64, u64)> {
         let Some(SegmentUnits { start, units, .. }) = self.segments.get(&index) else { return Vec::new() };
         self.by_start.range(*start..start + units).map(|(&start, &len)| (start, len)).collect()

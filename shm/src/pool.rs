@@ -88,7 +88,7 @@ impl Pool {
         assert!(earlier.is_none(), "segment index {segment_idx} is vacant");
     }
 
-    /// As [`Pool::add`], for a segment of which only [`Pool::allocate_reserved`] gives.
+    /// As [`Pool::add`], for a segment of which only [`Pool::allocate_reserved`] allocates.
     ///
     /// # Panics
     /// When a segment is there.
@@ -141,7 +141,7 @@ impl Pool {
         self.extents.open_segments();
     }
 
-    /// Gives nothing of a segment ever again, so that it empties.
+    /// Allocates nothing from a segment ever again, so that it empties.
     pub fn bar_segment(&mut self, segment_idx: usize) {
         self.extents.bar_segment(segment_idx);
     }
@@ -161,7 +161,7 @@ impl Pool {
         self.segments().filter(|(segment_idx, _)| self.is_segment_barred(*segment_idx))
     }
 
-    /// Gives of every reserved segment to everyone.
+    /// Allocates from every reserved segment to everyone.
     pub fn open_reserved_segments(&mut self) {
         self.extents.open_reserved_segments();
     }

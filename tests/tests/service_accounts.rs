@@ -222,7 +222,7 @@ fn long_names_of_empty_tensors_meet_the_quota_and_the_pool() {
     assert_eq!((refusal.code(), n > 1000), (Some(ErrorCode::PoolFull), true), "{n}: {refusal:?}");
     assert_says(&refusal.text, &["pool is full", "16 MiB", "the daemon's tables"]);
     let grown = anonymous(&mut daemon).saturating_sub(before);
-    assert!(grown < 16 * MIB, "{grown} bytes of heap beside a pool of 16 MiB");
+    assert!(grown < 16 * MIB, "{grown} bytes of heap next to a pool of 16 MiB");
 }
 
 #[test]

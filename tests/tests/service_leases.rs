@@ -1,4 +1,4 @@
-//! What a reader holds is what it looked up: however long it is stopped, and however often its tensor is stored anew.
+//! What a reader holds is what it looked up: however long it is stopped, and however often its tensor is stored again.
 
 use nix::sys::signal::Signal;
 use tierpack_client::{Client, CodecChoice, CodecId, Dtype, PutOptions, RefitMode};
@@ -25,7 +25,7 @@ fn put(client: &Client, version: u16, codec: CodecId) {
     client.put_with("target", Dtype::U64, &[ROWS, 64], &mut source, &options).expect("room");
 }
 
-/// Stores every row of the raw tensor anew.
+/// Stores every row of the raw tensor again.
 fn store_anew(client: &Client, version: u16) {
     let rows: Vec<u64> = (0..ROWS).collect();
     let mut values = vec![0; rows.len() * 512];

@@ -1,4 +1,4 @@
-//! The log: nobody waits for whoever reads it, and peers decide little of what is in it. And what a forked child keeps of
+//! The log: nobody waits for who reads it, and peers decide little of what is in it. And what a forked child keeps of
 //! an embedded daemon: nothing.
 
 use std::fs::File;

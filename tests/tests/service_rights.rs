@@ -85,7 +85,7 @@ impl Other {
         self.peer.send_bytes(&encode(message).expect("a short message"), &[]).expect("the daemon reads");
     }
 
-    /// Takes one message; gives the reply that it is.
+    /// Takes one message; returns the reply that it is.
     fn take(&mut self) -> Result<Option<(u64, Answer)>, ShmError> {
         let (message, descriptors) = self.peer.receive()?;
         let files = descriptors.into_iter().map(File::from);

@@ -29,7 +29,7 @@ impl State {
         }
     }
 
-    /// Gives no guard of a namespace any more; the thread unmaps it and detaches from it.
+    /// Allows no guard of a namespace any more; the thread unmaps it and detaches from it.
     pub(super) fn leave(&mut self, attachment: &Arc<Attachment>) {
         attachment.close();
         let is_it = |other: &Arc<Attachment>| Arc::ptr_eq(attachment, other);

@@ -259,7 +259,7 @@ fn one_thread_at_a_time_takes_the_room_that_it_was_promised() {
     let room = check_growth(600 * MIB, machine.root.path()).unwrap();
     std::thread::scope(|scope| {
         let second = scope.spawn(|| check_growth(600 * MIB, machine.root.path()).map(drop));
-        // The first allocates now, and then gives the guard back.
+        // The first allocates now, and then returns the guard.
         machine.v2("/c", &bytes(GIB), 600 * MIB);
         drop(room);
         assert!(matches!(second.join().unwrap(), Err(Error::MemoryShort { .. })));

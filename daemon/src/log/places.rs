@@ -65,7 +65,7 @@ impl Places {
     }
 }
 
-/// Lets [`MAX_LINES`] of each place through; finer levels than info are for whoever asked for them.
+/// Lets [`MAX_LINES`] of each place through; finer levels than info are for those who asked for them.
 pub(super) struct Limit(pub(super) Arc<Places>);
 
 impl<S: Subscriber> Layer<S> for Limit {

@@ -124,7 +124,7 @@ impl Drop for Listener {
         // Nobody could be told, and a leftover name is replaced by the next daemon.
         drop(self.remove_name());
         if self.pid == std::process::id() {
-            // Not only closed: whoever else has the descriptor must not keep clients waiting.
+            // Not only closed: who else has the descriptor must not keep clients waiting.
             let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both).is_ok();
         }
     }

@@ -160,7 +160,7 @@ impl Front {
         shares: &mut Shares,
         reserved_from: i32,
     ) -> core::result::Result<(Peer, Caller), Refusal> {
-        // The kernel gives the lowest number that is free.
+        // The kernel assigns the lowest number that is free.
         if fd.as_raw_fd() >= reserved_from {
             return Err(Refusal::new(ErrorCode::Limit, NO_DESCRIPTOR));
         }

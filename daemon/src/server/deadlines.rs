@@ -94,7 +94,7 @@ impl Server {
         } else if let State::HungUp { look_again: Some(_) } = session.state {
             self.hung_up(number);
         } else if session.is_deaf(now) && matches!(peer_process(&*session), Ok(PeerProcess::Alive(_))) {
-            // It cannot be told that it has ended: it only sends.
+            // It cannot learn that it has ended: it only sends.
             self.hung_up(number);
         }
     }

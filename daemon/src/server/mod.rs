@@ -354,7 +354,7 @@ impl Server {
     fn finish(mut self) {
         let deadline = Instant::now() + WORK_DEADLINE;
         self.front.stop_listening();
-        // Whoever waits for memory is refused.
+        // Who waits for memory is refused.
         self.store.budget.stop();
         self.refuse_queued();
         self.background.stop_by(deadline);

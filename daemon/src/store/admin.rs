@@ -170,7 +170,7 @@ impl Store {
         }
     }
 
-    /// Gives back the memory of removed namespaces that nobody maps.
+    /// Returns the memory of removed namespaces that nobody maps.
     pub(crate) fn bury(&self) {
         let mut removed = self.removed.lock();
         removed.retain(|namespace| {

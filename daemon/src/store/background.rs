@@ -288,7 +288,7 @@ impl Background {
         }
     }
 
-    /// Whether readers hold back too much for another block of a namespace to be stored anew.
+    /// Whether readers hold back too much for another block of a namespace to be stored again.
     fn is_held(&self, namespace: &Namespace) -> bool {
         is_held(&self.store, namespace)
     }

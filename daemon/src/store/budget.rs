@@ -230,7 +230,7 @@ impl Budget {
         !self.warned_unlocked.swap(true, Ordering::Relaxed)
     }
 
-    /// Promises up to `len` bytes to a put, of `free` bytes that nothing takes or is promised; gives how many.
+    /// Promises up to `len` bytes to a put, of `free` bytes that nothing takes or is promised; returns how many.
     ///
     /// The puts of one user, the operator aside, hold promises of half of what nobody else has at most.
     pub(crate) fn reserve(&self, user: User, len: u64, free: u64) -> u64 {

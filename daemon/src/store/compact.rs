@@ -228,7 +228,7 @@ impl Store {
         Progress::More
     }
 
-    /// There is no room for what moves: gives it some for a barred segment, or gives up.
+    /// There is no room for what moves: allows it some for a barred segment, or gives up.
     fn make_room(&self, compaction: &mut Compaction, needed: u64) -> Progress {
         let Compaction { namespace, segment_idx, is_barred, stalled, .. } = compaction;
         if *is_barred {

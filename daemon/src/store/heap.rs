@@ -2,7 +2,7 @@
 //!
 //! What is freed goes back to the system when it is much: the allocator would keep it.
 //!
-//! A tensor without blocks was measured at 0.7 KiB with a short name, beside 99,999 others. Nothing here is exact; the charge has to be
+//! A tensor without blocks was measured at 0.7 KiB with a short name, next to 99,999 others. Nothing here is exact; the charge has to be
 //! at least what is taken, so that the pool and the heap together stay within `--pool-size`.
 
 use std::time::{Duration, Instant};

@@ -253,7 +253,7 @@ impl Store {
         Ok(())
     }
 
-    /// Looks anew at how much compaction needs to empty what takes nothing new.
+    /// Looks again at how much compaction needs to empty what takes nothing new.
     pub(crate) fn keep_back(&self) {
         let needed = self.all_namespaces().iter().map(|namespace| namespace.kept_back_bytes()).max();
         self.budget.keep_back(needed.unwrap_or(0));

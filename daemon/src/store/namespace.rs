@@ -183,7 +183,7 @@ impl Namespace {
 
     /// Adds a segment, and tells of it by `announce` before anybody can take it out again.
     ///
-    /// Of a reserved one only [`Namespace::allocate_for_move`] gives.
+    /// Of a reserved one only [`Namespace::allocate_for_move`] allocates.
     pub(super) fn add_segment(
         &self,
         (kind, is_reserved): (SegmentKind, bool),
@@ -216,7 +216,7 @@ impl Namespace {
     }
 
     /// Takes out data segments in which nothing is used, the first `keep` of them that could be used again aside, and
-    /// tells of each by `retire` in the order of all that is told of this namespace.
+    /// reports each by `retire` in the order of all that is reported of this namespace.
     pub(super) fn take_free_segments(&self, keep: usize, mut retire: impl FnMut(SegmentId, Arc<Segment>)) {
         let mut inner = self.inner.lock();
         if inner.is_buried {
@@ -263,7 +263,7 @@ impl Namespace {
         self.inner.lock().data.open_segments();
     }
 
-    /// Gives of reserved segments to everyone.
+    /// Allocates from reserved segments for everyone.
     pub(super) fn open_reserved_segments(&self) {
         self.inner.lock().data.open_reserved_segments();
     }

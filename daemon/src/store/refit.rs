@@ -73,7 +73,7 @@ impl Store {
         if mode == RefitMode::Look || target.geometry.n_blocks() == 0 {
             return namespace.drift(&target.key);
         }
-        // Whoever may read may ask for a dry run: all of them together have one worker.
+        // Who may read may ask for a dry run: all of them together have one worker.
         let looking = (mode == RefitMode::DryRun).then(|| self.looking.try_lock());
         if let Some(None) = looking {
             let text = "another dry run of a refit is under way: try again";

@@ -145,7 +145,7 @@ impl Store {
 
     /// Refuses for want of room: the parts that are named add up to the pool.
     ///
-    /// The operator is also told who holds and who was promised what; others, what is in their own namespaces.
+    /// The operator also reads who holds and who was promised what; others, what is in their own namespaces.
     pub(super) fn full(&self, user: User, needed: u64) -> Refusal {
         let now = self.occupancy();
         let (holders, promised, own) = if user.is_operator {

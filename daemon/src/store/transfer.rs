@@ -141,7 +141,7 @@ impl Transfers {
         let charge_text = |len| store.charge(&Arc::default(), user, len);
         let file_metadata =
             file_metadata.map(|text| store.file_metadata.intern(text, user, charge_text)).transpose()?;
-        // Before what it stands for is allocated.
+        // Before what it represents is allocated.
         let charge = store.charge(&namespace.heap, user, heap_bytes)?;
         let progress = Progress {
             blocks: (0..n_blocks).map(|_| None).collect(),
@@ -327,7 +327,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Ends the transfer; gives the blocks that came, and the charge for them.
+    /// Ends the transfer; returns the blocks that came, and the charge for them.
     fn end(&self, store: &Store) -> (Vec<StoredBlock>, Option<Charge>) {
         let mut progress = self.progress.lock();
         if !std::mem::replace(&mut progress.ended, true) {

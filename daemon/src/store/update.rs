@@ -160,7 +160,7 @@ impl Store {
 
     /// Puts overlays of a tensor into its blocks, for a caller who waits for it.
     ///
-    /// Whoever may read may ask: a view needs it. So a request folds a few blocks at most, and none past its deadline;
+    /// Who may read may ask: a view needs it. So a request folds a few blocks at most, and none past its deadline;
     /// who finds more asks again.
     pub(crate) fn fold(
         &self,

@@ -14,7 +14,7 @@ use tierpack_shm::types::index;
 use super::{Inner, Namespace};
 use crate::store::access::{Access, Caller, Right};
 
-/// Users that are told apart, each by a bit; the last bit is of all others.
+/// Users that are distinguished, each by a bit; the last bit is of all others.
 const MAX_CALLERS: usize = 63;
 const OTHERS: u64 = 1 << MAX_CALLERS;
 

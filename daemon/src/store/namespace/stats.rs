@@ -37,7 +37,7 @@ impl Namespace {
         stats
     }
 
-    /// Adds what the next few tensors after a name have; gives the name of the last one, unless that was the end.
+    /// Adds what the next few tensors after a name have; returns the name of the last one, unless that was the end.
     fn add_tensors(&self, stats: &mut NamespaceStats, after: Option<&str>) -> Option<String> {
         let inner = self.inner.lock();
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
