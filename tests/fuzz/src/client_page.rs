@@ -64,13 +64,11 @@ fn word(bytes: &[u8], at: u64) -> u64 {
 /// A lease holds its slot, or every slot, from its epoch on, and once it is finished what was published by its second
 /// word: read from the bytes, not with the code under test.
 fn holds_as_it_says(daemon: &ClientPage, bytes: &[u8], clock: u64, slot: SlotIdx) {
-    let words =
-        || {
-            let both = (0..page::N_LEASES).map(|i| {
-                (word(bytes, page::LEASES_AT + i * 8), word(bytes, page::LAST_LOOKS_AT + i * 8))
-            });
-            both.filter(|&(word, _)| word != 0)
-        };
+    let words = || {
+        let both = (0..page::N_LEASES)
+            .map(|i| (word(bytes, page::LEASES_AT + i * 8), word(bytes, page::LAST_LOOKS_AT + i * 8)));
+        both.filter(|&(word, _)| word != 0)
+    };
     assert_eq!(daemon.leases_taken(), words().count());
     let epoch = AtomicU64::new(clock);
     let stamp = epoch::retire(&epoch);
