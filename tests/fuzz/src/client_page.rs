@@ -72,7 +72,7 @@ fn holds_as_it_says(daemon: &ClientPage, bytes: &[u8], clock: u64, slot: SlotIdx
     assert_eq!(daemon.leases_taken(), words().count());
     let epoch = AtomicU64::new(clock);
     let stamp = epoch::retire(&epoch);
-    assert_eq!(stamp.is_some(), clock < epoch::MAX_EPOCH);
+    assert_eq!(stamp.is_some(), clock < MAX_EPOCH);
     assert_eq!(epoch.load(Ordering::Relaxed), clock.wrapping_add(1));
     let Some(stamp) = stamp else { return };
     let every = u64::from(SlotIdx::EVERY.get());
