@@ -65,6 +65,8 @@ pub(crate) type Outcome<T> = core::result::Result<T, Refusal>;
 const USUAL_DATA_BYTES: u64 = MIB;
 /// A first extent of at most this length gets a segment of the shortest length that there is.
 const SMALL_NEED_BYTES: u64 = MIN_SEGMENT_BYTES / 4;
+/// Lengths of grown segments are multiples of this, the largest page size of the machines in use.
+const SEGMENT_STEP_BYTES: u64 = 64 << 10;
 /// Refits that wait for the background thread; one more is answered `Busy`.
 const REFIT_QUEUE: usize = 1024;
 /// A namespace's data segments grow by one part in so many of what they have, so that little of it lies idle.
@@ -216,8 +218,8 @@ impl Store {
     /// Makes a segment that only the moves out of another one are given room in, from what the budget keeps back for
     /// that; says whether there was any.
     fn grow_reserved(&self, namespace: &Namespace, needed: u64) -> Outcome<bool> {
-        let left = self.budget.left(Purpose::Emptying) / MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES;
-        let len = needed.next_multiple_of(MIN_SEGMENT_BYTES).min(SEGMENT_SPAN_BYTES);
+        let left = self.budget.left(Purpose::Emptying) / SEGMENT_STEP_BYTES * SEGMENT_STEP_BYTES;
+        let len = needed.next_multiple_of(SEGMENT_STEP_BYTES).max(MIN_SEGMENT_BYTES).min(SEGMENT_SPAN_BYTES);
         if len > left {
             return Ok(false);
         }
@@ -266,7 +268,7 @@ impl Store {
         kind: SegmentKind,
         needed: u64,
     ) -> Option<Outcome<Segment>> {
-        let least = needed.next_multiple_of(MIN_SEGMENT_BYTES);
+        let least = needed.next_multiple_of(SEGMENT_STEP_BYTES).max(MIN_SEGMENT_BYTES);
         let has = namespace.segment_bytes(kind);
         let usual = match kind {
             // Many namespaces hold a few small tensors and nothing else.
@@ -276,9 +278,11 @@ impl Store {
             }
             SegmentKind::Directory => has.next_power_of_two(),
         };
-        let wished = usual.clamp(MIN_SEGMENT_BYTES, self.segment_bytes).max(least);
+        // A whole number of extents of this size: what does not hold one more is lost in every segment.
+        let whole = usual.clamp(MIN_SEGMENT_BYTES, self.segment_bytes) / needed.max(1) * needed;
+        let wished = whole.next_multiple_of(SEGMENT_STEP_BYTES).max(least);
         // Near the end of the budget, a shorter segment is better than none.
-        let left = self.budget.left(Purpose::Growth) / MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES;
+        let left = self.budget.left(Purpose::Growth) / SEGMENT_STEP_BYTES * SEGMENT_STEP_BYTES;
         if left < least {
             return None;
         }
