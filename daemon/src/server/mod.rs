@@ -208,7 +208,8 @@ impl Server {
             return;
         }
         if self.closer.is_behind(uid) {
-            return if is_gone { self.hung_up(number) } else { self.pause(number) };
+            // Also when it is gone: its last words, a goodbye among them, are read first.
+            return self.pause(number);
         }
         let (mut bytes, mut was_closed) = (0, false);
         for _ in 0..MESSAGES_PER_TURN {
@@ -240,8 +241,8 @@ impl Server {
 
     /// Reads nothing from a session until the next look around.
     fn pause(&mut self, number: u64) {
-        if let Some(session) = self.touch(number) {
-            session.is_paused = true;
+        let Some(session) = self.touch(number) else { return };
+        if !std::mem::replace(&mut session.is_paused, true) {
             self.paused.push(number);
         }
     }

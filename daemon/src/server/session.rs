@@ -337,6 +337,8 @@ impl Session {
         };
         let mut wanted = EpollFlags::empty();
         wanted.set(EpollFlags::EPOLLIN, is_heard);
+        // A hang-up is reported once, and again when it is heard again.
+        wanted.set(EpollFlags::EPOLLONESHOT, self.is_paused);
         wanted.set(EpollFlags::EPOLLOUT, self.is_waiting() && self.send_again.is_none());
         wanted
     }
