@@ -39,6 +39,7 @@ const DEFAULT_SESSIONS: u64 = 1024;
 const MAX_WORKERS: u64 = 256;
 const DEFAULT_HELD_PERCENT: u64 = 5;
 const DEFAULT_REFIT_GAIN_PERCENT: u64 = 3;
+const DEFAULT_USER_PERCENT: u64 = 75;
 const DEFAULT_REFIT_CPU_PERCENT: u64 = 25;
 const DEFAULT_DEADLINE_MS: u64 = 30_000;
 const MAX_DEADLINE_MS: u64 = 3_600_000;
@@ -116,6 +117,10 @@ pub struct Args {
     #[arg(long, value_name = "MODE")]
     pub refit: Option<RefitMode>,
 
+    /// Most of the pool that one user takes, root and the daemon's own user aside, in percent [default: 75]
+    #[arg(long, value_name = "PERCENT")]
+    pub user_percent: Option<u64>,
+
     /// What a refit must promise to be started, in percent of the tensor's stored bytes [default: 3]
     #[arg(long, value_name = "PERCENT")]
     pub refit_gain_percent: Option<u64>,
@@ -148,6 +153,7 @@ pub struct Config {
     workers: usize,
     max_sessions: usize,
     max_held_percent: u64,
+    user_percent: u64,
     refit: RefitMode,
     refit_gain_percent: u64,
     refit_cpu_percent: u64,
@@ -269,6 +275,7 @@ impl Config {
                 |layer| layer.max_held_percent,
                 DEFAULT_HELD_PERCENT,
             )?,
+            user_percent: percent("user_percent", |layer| layer.user_percent, DEFAULT_USER_PERCENT)?,
             refit: layers.pick("refit", |layer| layer.refit).unwrap_or_default().0,
             refit_gain_percent: percent(
                 "refit_gain_percent",
@@ -303,6 +310,7 @@ impl Config {
             workers: Some(self.workers as u64),
             max_sessions: Some(self.max_sessions as u64),
             max_held_percent: Some(self.max_held_percent),
+            user_percent: Some(self.user_percent),
             refit: Some(self.refit),
             refit_gain_percent: Some(self.refit_gain_percent),
             refit_cpu_percent: Some(self.refit_cpu_percent),
@@ -375,6 +383,13 @@ impl Config {
     #[must_use]
     pub fn refit(&self) -> RefitMode {
         self.refit
+    }
+
+    /// Bytes of the pool that one user takes at most, root and the daemon's own user aside.
+    #[must_use]
+    pub fn user_bytes(&self) -> u64 {
+        // Two steps: the product may not fit, and the remainder counts.
+        self.pool_bytes / 100 * self.user_percent + self.pool_bytes % 100 * self.user_percent / 100
     }
 
     /// What a refit must promise to be started, in percent of the stored bytes, from 1 to 100.

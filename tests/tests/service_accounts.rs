@@ -242,7 +242,7 @@ fn one_user_does_not_take_all_puts() {
 
 #[test]
 fn one_user_does_not_take_all_namespaces_and_removed_ones_count() {
-    let daemon = daemon("704MiB");
+    let daemon = daemon("768MiB");
     let Some((_ghosts, report)) = hoarder(&daemon, &["ghosts", "--namespace", "g", "--count", "8"]) else {
         return;
     };
@@ -265,6 +265,27 @@ fn one_user_is_not_promised_the_whole_pool() {
     let reserved = daemon.stats().pool.reserved_bytes;
     assert!(reserved <= 32 * MIB, "{reserved}");
     Peer::greeted(&daemon.socket()).begin("others", 24 * MIB / 512);
+}
+
+#[test]
+fn one_user_does_not_fill_the_pool() {
+    let daemon = daemon("64MiB");
+    let args = ["bytes", "--namespace", "theirs", "--rows", "4096"];
+    let Some((_peer, report)) = hoarder(&daemon, &args) else { return };
+    let refusal = report.refusal.expect("a share");
+    assert_says(
+        &refusal,
+        &[
+            "the share that user 4001 may take of the pool is full",
+            "of the 48 MiB that one user may take (--user-percent)",
+        ],
+    );
+    // 75 % of 64 MiB in puts of 2 MiB, some of it tables and what a segment has left.
+    assert!((20..24).contains(&report.taken), "{} puts", report.taken);
+    let args = ["take", "bytes", "--namespace", "others", "--rows", "4096", "--count", "6"];
+    let mut other = TestClient::start(CLIENT, &daemon, &args);
+    let report: TakeReport = serde_json::from_str(&other.line().expect("a report")).expect("a report");
+    assert_eq!(report.taken, 6, "{report:?}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::server::events::Event;
 
 /// Namespaces of one daemon, the removed ones that somebody still maps included: each costs a directory segment.
 const LIMIT: Limit =
-    Limit { what: "namespaces, removed ones that are still mapped included,", all: 4096, reserve: 64 };
+    Limit { what: "namespaces (removed ones that are still mapped included)", all: 4096, reserve: 64 };
 /// The namespace that belongs to the daemon's owner.
 const DEFAULT: &str = "default";
 
@@ -43,8 +43,10 @@ impl Store {
         check_name(name)?;
         self.check_namespaces(user)?;
         let charge = self.charge(&Arc::default(), user, heap::of_namespace(name))?;
-        let segment = self
-            .budgeted_segment(MIN_SEGMENT_BYTES, Purpose::Growth)
+        let fits = self.share_left(user.uid) >= MIN_SEGMENT_BYTES;
+        let segment = fits
+            .then(|| self.budgeted_segment(MIN_SEGMENT_BYTES, Purpose::Growth))
+            .flatten()
             .ok_or_else(|| self.full(user, MIN_SEGMENT_BYTES))??;
         let mut namespaces = self.namespaces.write();
         if let Some(found) = namespaces.get(name) {

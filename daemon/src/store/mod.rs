@@ -97,6 +97,8 @@ pub(crate) struct Store {
     /// Who has not unmapped what was retired.
     pub(crate) unmapping: Unmapping,
     next_namespace: AtomicU32,
+    /// What one user takes of the pool at most, the operator aside.
+    user_bytes: u64,
     /// The daemon's own user, who owns the namespace `default`.
     uid: u32,
     gid: u32,
@@ -130,6 +132,7 @@ impl Store {
             removed: Mutex::default(),
             unmapping: Unmapping::default(),
             next_namespace: AtomicU32::new(0),
+            user_bytes: config.user_bytes(),
             uid: geteuid().as_raw(),
             gid: getegid().as_raw(),
             events,
@@ -282,7 +285,9 @@ impl Store {
         let whole = usual.clamp(MIN_SEGMENT_BYTES, self.segment_bytes) / needed.max(1) * needed;
         let wished = whole.next_multiple_of(SEGMENT_STEP_BYTES).max(least);
         // Near the end of the budget, a shorter segment is better than none.
-        let left = self.budget.left(Purpose::Growth) / SEGMENT_STEP_BYTES * SEGMENT_STEP_BYTES;
+        let share_left = self.share_left(namespace.owner.load(Ordering::Relaxed));
+        let left =
+            self.budget.left(Purpose::Growth).min(share_left) / SEGMENT_STEP_BYTES * SEGMENT_STEP_BYTES;
         if left < least {
             return None;
         }

@@ -69,6 +69,27 @@ impl Store {
         sum
     }
 
+    /// What the namespaces of a user may still take: segments and heap, of the share of one user.
+    ///
+    /// Who grows at the same moment is not seen: a share may be passed by a segment per worker.
+    pub(super) fn share_left(&self, uid: u32) -> u64 {
+        if uid == 0 || uid == self.uid {
+            u64::MAX
+        } else {
+            self.user_bytes.saturating_sub(self.user_takes(uid))
+        }
+    }
+
+    fn user_takes(&self, uid: u32) -> u64 {
+        let mut sum = 0;
+        self.each_namespace(|namespace| {
+            if uid == namespace.owner.load(Ordering::Relaxed) {
+                sum += namespace.inner.taken().segments + namespace.heap.load(Ordering::Relaxed);
+            }
+        });
+        sum
+    }
+
     /// Bytes that nothing takes and that are promised to nobody.
     fn unpromised_bytes(&self) -> u64 {
         let taken = self.taken(None);
@@ -104,11 +125,13 @@ impl Store {
     pub(super) fn charge(&self, of: &Arc<AtomicU64>, user: User, len: u64) -> Outcome<Charge> {
         let deadline = Instant::now() + RETURN_WAIT;
         loop {
-            if let Some(charge) = self.budget.charge(of, len) {
+            let fits = user.is_operator || self.share_left(user.uid) >= len;
+            if let Some(charge) = fits.then(|| self.budget.charge(of, len)).flatten() {
                 return Ok(charge);
             }
             if !self.await_return(deadline) {
-                return self.budget.charge(of, len).ok_or_else(|| self.full(user, len));
+                let charge = fits.then(|| self.budget.charge(of, len)).flatten();
+                return charge.ok_or_else(|| self.full(user, len));
             }
         }
     }
@@ -154,8 +177,13 @@ impl Store {
             (String::new(), String::new(), self.name_own(user))
         };
         let closed = self.name_closed(user);
+        let what = if self.share_left(user.uid) < needed {
+            format!("the share that user {} may take of the pool", user.uid)
+        } else {
+            "pool".to_owned()
+        };
         let text = format!(
-            "pool is full: {} more are needed, and of {} tensors take {}, puts and updates under way {}, removed or \
+            "{what} is full: {} more are needed, and of {} tensors take {}, puts and updates under way {}, removed or \
              replaced bytes that clients still read {}{holders}, directories {}, idle room in segments {}, segments \
              that clients have yet to unmap {}, and the daemon's tables {}; {} are free, of which {} are kept for \
              tables, and {} of these and of the idle room are promised to puts under way{promised}{own}{closed}; remove \
@@ -199,9 +227,11 @@ impl Store {
     /// What is in a user's own namespaces.
     fn name_own(&self, user: User) -> String {
         let own = self.taken(Some(user));
+        let (takes, share) = (ByteSize(self.user_takes(user.uid)), ByteSize(self.user_bytes));
         format!(
-            "; in the namespaces of user {} tensors take {}, puts and updates under way {}, bytes that clients still \
+            "; user {} takes {takes} of the {share} that one user may take (--user-percent); in the namespaces of user {} tensors take {}, puts and updates under way {}, bytes that clients still \
              read {}, and directories {}",
+            user.uid,
             user.uid,
             ByteSize(own.stored),
             ByteSize(own.under_way()),
@@ -237,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_pool_add_up_to_it() {
-        let taken = Taken { stored: 100, held: 20, used: 150, directory: 40 };
+        let taken = Taken { stored: 100, held: 20, used: 150, directory: 40, segments: 400 };
         let now = Occupancy::new(1000, (400, 60, 90), taken);
         assert_eq!((now.under_way, now.idle, now.free), (30, 150, 510));
         let parts = [now.stored, now.under_way, now.held, now.directories, now.idle, now.returning, now.heap];

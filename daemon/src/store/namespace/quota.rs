@@ -71,6 +71,7 @@ impl Inner {
             held: self.held_bytes(),
             used: self.data.used_bytes(),
             directory: self.directory.pool().segment_bytes(),
+            segments: self.directory.pool().segment_bytes() + self.data.segment_bytes(),
         }
     }
 

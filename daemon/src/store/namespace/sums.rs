@@ -20,6 +20,7 @@ struct Sums {
     held: AtomicU64,
     used: AtomicU64,
     directory: AtomicU64,
+    segments: AtomicU64,
 }
 
 /// Bytes that a namespace takes.
@@ -33,6 +34,8 @@ pub(in crate::store) struct Taken {
     pub(in crate::store) used: u64,
     /// Segments of the directory.
     pub(in crate::store) directory: u64,
+    /// Segments of both kinds.
+    pub(in crate::store) segments: u64,
 }
 
 impl Taken {
@@ -42,6 +45,7 @@ impl Taken {
             held: self.held + other.held,
             used: self.used + other.used,
             directory: self.directory + other.directory,
+            segments: self.segments + other.segments,
         }
     }
 
@@ -69,10 +73,10 @@ impl Guarded {
     /// What the namespace took when it was last unlocked.
     pub(in crate::store) fn taken(&self) -> Taken {
         // Relaxed: sums for comparisons and for people, which are outdated as soon as they are read.
-        let [stored, held, used, directory] =
-            [&self.sums.stored, &self.sums.held, &self.sums.used, &self.sums.directory]
-                .map(|sum| sum.load(Ordering::Relaxed));
-        Taken { stored, held, used, directory }
+        let Sums { stored, held, used, directory, segments } = &self.sums;
+        let [stored, held, used, directory, segments] =
+            [stored, held, used, directory, segments].map(|sum| sum.load(Ordering::Relaxed));
+        Taken { stored, held, used, directory, segments }
     }
 }
 
@@ -83,6 +87,7 @@ impl Sums {
         self.held.store(taken.held, Ordering::Relaxed);
         self.used.store(taken.used, Ordering::Relaxed);
         self.directory.store(taken.directory, Ordering::Relaxed);
+        self.segments.store(taken.segments, Ordering::Relaxed);
     }
 }
 

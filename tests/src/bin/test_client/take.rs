@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use tierpack_shm::chunk::ChunkWriter;
 use tierpack_shm::message::{Blob, NamespaceChange, PutBegin, Refusal, Reply, Request};
-use tierpack_tests::peer::{Peer, begin};
+use tierpack_tests::peer::{Peer, begin, chunk};
 use tierpack_tests::reports::TakeReport;
 
 use crate::{say, until_closed};
@@ -37,6 +37,8 @@ enum What {
     Ghosts,
     /// Committed puts with file metadata of 16 MiB each.
     Texts,
+    /// Committed puts of one chunk each.
+    Bytes,
 }
 
 /// File metadata of nearly 16 MiB, another one for every number.
@@ -65,6 +67,14 @@ fn take(peer: &mut Peer, args: &Args, number: u64) -> Result<Result<Reply, Refus
             drop(peer.attach(&namespace));
             peer.request(Request::NamespaceRemove { namespace, with_tensors: false }, &[])
         }
+        What::Bytes => match peer.request(Request::PutBegin(put), &[]) {
+            Ok(Reply::Transfer { transfer }) => {
+                let (request, fd) = chunk(transfer, 0, args.rows);
+                let stored = peer.request(request, &[fd.as_fd()]);
+                stored.and_then(|_| peer.request(Request::PutCommit { transfer }, &[]))
+            }
+            other => other,
+        },
         What::Texts => {
             let text = text(number);
             let len = text.len() as u64;
