@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use parking_lot::Mutex;
+use tierpack_shm::faults::{Point, reach};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -144,7 +145,11 @@ fn write_items(
 ) {
     let mut next_tick = Instant::now() + TICK;
     loop {
-        match items.recv_deadline(next_tick) {
+        let item = items.recv_deadline(next_tick);
+        if matches!(item, Ok(Item::Line(_))) {
+            reach(Point::LogTurn);
+        }
+        match item {
             // A full disk, a closed reader: the next line may get through.
             Ok(Item::Line(line)) if out.write_all(&line).is_err() => lost.add(),
             Ok(Item::Line(_)) | Err(RecvTimeoutError::Timeout) => {}

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::fork::Unshared;
 
 use crate::error::{Error, Result};
@@ -104,6 +105,7 @@ fn restarted(shutdown: &Shutdown, health: &Health, serve: impl Fn()) {
 fn serve(listener: &Mutex<Listener>, board: &Board, shutdown: &Shutdown) {
     let mut readers: Vec<Reader> = Vec::new();
     while !shutdown.is_triggered() {
+        reach(Point::StatsTurn);
         let Ok(socket) = listener.lock().as_fd().try_clone_to_owned() else {
             // No descriptor is left: wait until some are.
             thread::sleep(TICK);

@@ -34,7 +34,7 @@ pub struct Extents {
     used: u64,
 }
 
-/// The units that the allocator may give in one segment.
+/// The units of one segment that the allocator hands out.
 #[derive(Clone, Copy, Debug)]
 struct SegmentUnits {
     start: u64,
@@ -170,7 +170,7 @@ impl Extents {
         }
     }
 
-    /// The free runs of a segment, whoever they are for.
+    /// The free runs of a segment, for any purpose.
     fn runs_of(&self, index: usize) -> Vec<(u64, u64)> {
         let Some(SegmentUnits { start, units, .. }) = self.segments.get(&index) else { return Vec::new() };
         self.by_start.range(*start..start + units).map(|(&start, &len)| (start, len)).collect()

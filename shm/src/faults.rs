@@ -92,6 +92,12 @@ points! {
     MetadataCopied = "daemon.compact.metadata_copied",
     /// The daemon has retired some of the tensors of a removed namespace, and holds no lock.
     BatchRetired = "daemon.namespace.batch_retired",
+    /// The thread of the stats socket is about to look for readers.
+    StatsTurn = "daemon.thread.stats",
+    /// A thread of the closer has taken a descriptor, and not closed it.
+    CloserTurn = "daemon.thread.closer",
+    /// The log writer has taken a line, and not written it.
+    LogTurn = "daemon.thread.log",
     /// The daemon is about to make the memory file of a segment.
     SegmentCreate = "daemon.segment.create" can fail,
     /// The daemon is about to make the memory file of a client page.

@@ -2,7 +2,7 @@
 //!
 //! [`plan`] says how each point is reached; it is a `match` without a rest, so that a new point needs a run.
 //! The runs are in files of their own: the start of a daemon, other points of a daemon, those of its updates, refits and
-//! compaction, points of a client, points that fail by an errno, and many clients at once.
+//! compaction, of its other threads, points of a client, points that fail by an errno, and many clients at once.
 
 use std::io::Read;
 
@@ -21,6 +21,8 @@ mod errno_points;
 mod start_points;
 #[path = "fault_points/storm.rs"]
 mod storm;
+#[path = "fault_points/thread_points.rs"]
+mod thread_points;
 #[path = "fault_points/update_points.rs"]
 mod update_points;
 
@@ -69,6 +71,8 @@ enum Plan {
     Caller(&'static [(Operation, CodecId)]),
     /// By the session thread of a client, when somebody else does this.
     Session(Request),
+    /// By a thread of the daemon whose work is the same whatever is asked.
+    Thread,
     /// By an errno; see `errno_points.rs`.
     Errno,
 }
@@ -120,6 +124,7 @@ fn plan(point: Point) -> Plan {
         Point::SegmentReceived => Plan::Session(Request::PutBig),
         Point::SegmentUnmapping => Plan::Session(Request::RemoveBig),
         Point::ChunkSent | Point::BeforeCommit => Plan::Caller(&[("put", RAW), ("put", CODED)]),
+        Point::StatsTurn | Point::CloserTurn | Point::LogTurn => Plan::Thread,
         Point::SegmentCreate | Point::PageCreate | Point::Seal | Point::SegmentMap => Plan::Errno,
     }
 }

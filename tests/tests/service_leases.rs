@@ -26,7 +26,7 @@ fn put(client: &Client, version: u16, codec: CodecId) {
 }
 
 /// Stores every row of the raw tensor again.
-fn store_anew(client: &Client, version: u16) {
+fn store_again(client: &Client, version: u16) {
     let rows: Vec<u64> = (0..ROWS).collect();
     let mut values = vec![0; rows.len() * 512];
     Words::new(false).fill(&mut values, TARGET, version, 0);
@@ -65,7 +65,7 @@ fn rewrite_under(operation: &str, point: Point) -> FaultReport {
     let mut reader = stopped(&daemon, point, "1*return(stop)", operation, RAW);
     let pid = i32::try_from(reader.process().pid()).ok();
     for n in 0..100 {
-        store_anew(&client, 2 + n % 7);
+        store_again(&client, 2 + n % 7);
         let held = daemon.stats().pool.held_bytes;
         assert!(held <= 4 * BYTES, "{operation}: {held} bytes are held after {n} rewrites");
     }
@@ -106,7 +106,7 @@ fn readers_that_overlap_for_ever_hold_what_they_found() {
     let mut last = (handle.view().expect("raw"), 1);
     for n in 0..40 {
         let version = 2 + n % 8;
-        store_anew(&client, version);
+        store_again(&client, version);
         // From here on two views: the one before goes only when the next is there.
         let next = (handle.view().expect("raw"), version);
         eventually("what retired before both began is freed", || {

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use nix::fcntl::{FcntlArg, fcntl};
+use nix::pty::openpty;
 use nix::sys::signal::Signal;
+use nix::sys::termios::{FlowArg, tcflow};
 use tempfile::TempDir;
 use tierpack_client::{Client, Dtype, Error, Stats, stats_socket};
 use tierpack_daemon::{Config, Embedded, LockMode};
@@ -90,6 +92,17 @@ fn a_pipe_that_nobody_reads_stops_nobody() {
     let stats = Serving::start("exec \"$@\" --log debug", stderr).check();
     assert!(stats.log.dropped > 0, "{stats:?}");
     drop(reader);
+}
+
+#[test]
+fn a_terminal_whose_output_is_stopped_stops_nobody() {
+    let terminal = openpty(None, None).expect("a pseudo-terminal");
+    // As after Ctrl-S.
+    tcflow(&terminal.slave, FlowArg::TCOOFF).expect("output stops");
+    let stderr = terminal.slave.try_clone().expect("a descriptor");
+    let stats = Serving::start("exec \"$@\" --log debug", stderr.into()).check();
+    assert!(stats.log.dropped > 0, "{stats:?}");
+    drop(terminal);
 }
 
 #[test]

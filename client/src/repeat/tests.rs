@@ -56,8 +56,8 @@ fn busy_daemon(peer: &Peer) -> HashMap<String, u32> {
 
 #[test]
 fn every_verb_asks_a_busy_daemon_again() {
-    let (tell, told) = std::sync::mpsc::channel();
-    let (_dir, path, daemon) = serve(move |peer| tell.send(busy_daemon(&peer)).unwrap());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let (_dir, path, daemon) = serve(move |peer| sender.send(busy_daemon(&peer)).unwrap());
     let client = Client::builder().socket(&path).connect().unwrap();
     let handle = client.open("t").unwrap();
     assert_eq!(handle.update(&[1_u64], &[1, 2]).unwrap(), 1);
@@ -75,7 +75,7 @@ fn every_verb_asks_a_busy_daemon_again() {
     assert_eq!(client.namespaces().unwrap(), []);
     drop((handle, client));
     daemon.join().unwrap();
-    let asked: HashMap<String, u32> = told.recv().unwrap();
+    let asked: HashMap<String, u32> = receiver.recv().unwrap();
     let kinds = "Attach Open Update Fold FileMetadata PutBegin PutChunk PutCommit Verify List Remove Refit \
         NamespaceCreate NamespaceChange NamespaceRemove NamespaceList";
     for kind in kinds.split_whitespace() {

@@ -31,9 +31,9 @@ fn answer_list(peer: &Peer) {
 
 #[test]
 fn a_right_that_is_taken_away_ends_new_reads_and_detaches_after_the_last_view() {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let mut tensor = FakeTensor::open(Dtype::U8, &[4], CodecId::Raw, move |peer, words, answer| {
-        told.recv().unwrap();
+        receiver.recv().unwrap();
         peer.send(&DaemonMessage::Detached { namespace: 3 }, &[]);
         answer_list(&peer);
         let (id, request) = peer.asked();
@@ -58,7 +58,7 @@ fn a_right_that_is_taken_away_ends_new_reads_and_detaches_after_the_last_view() 
     tensor.put(&[1, 2, 3, 4], None);
     let client = tensor.client.clone();
     let view = tensor.handle.view().unwrap();
-    tell.send(()).unwrap();
+    sender.send(()).unwrap();
     client.list().unwrap();
     let denied = tensor.handle.get();
     assert!(matches!(denied, Err(Error::Denied { .. })), "{denied:?}");
@@ -176,11 +176,11 @@ const SUBJECT_DEFAULT: Subject<'static> = Subject { namespace: "default", ..SUBJ
 
 #[test]
 fn a_socket_that_the_program_closes_ends_what_is_held() {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let mut tensor = FakeTensor::open(Dtype::U8, &[4], CodecId::Raw, move |peer, _, _| {
-        told.recv().unwrap();
+        receiver.recv().unwrap();
         peer.reply_if_there(999, Reply::Done);
-        told.recv().unwrap();
+        receiver.recv().unwrap();
     });
     tensor.put(&[1, 2, 3, 4], None);
     let view = tensor.handle.view().unwrap();
@@ -191,7 +191,7 @@ fn a_socket_that_the_program_closes_ends_what_is_held() {
     nix::unistd::close(session.inner.socket.as_fd().as_raw_fd()).unwrap();
     assert!(!session.is_alive());
     // Wakes the thread, as what the daemon sends to others who write does.
-    tell.send(()).unwrap();
+    sender.send(()).unwrap();
     while session.inner.state.lock().end.is_none() {
         std::thread::yield_now();
     }
@@ -202,7 +202,7 @@ fn a_socket_that_the_program_closes_ends_what_is_held() {
         if source.to_string().contains("this process has closed")),
         "{lost:?}"
     );
-    tell.send(()).unwrap();
+    sender.send(()).unwrap();
     drop((view, session));
     drop(guard);
     drop(opened);

@@ -270,19 +270,19 @@ fn fill(session: &Session) {
 
 #[test]
 fn acknowledgements_wait_without_keeping_replies_and_go_before_what_callers_send() {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let (_dir, path, daemon) = serve(move |peer| {
         peer.welcome();
         let _directory = peer.attach();
         peer.segments(data(5, 2), &Segment::create(1 << 20).unwrap());
         let (first, second) = (peer.request(), peer.request());
         // From here on the daemon does not read, and its client has filled the socket.
-        told.recv().unwrap();
+        receiver.recv().unwrap();
         peer.send(&DaemonMessage::Retired { namespace: 3, segments: vec![data(5, 2)] }, &[]);
         peer.reply(first, Ok(Reply::Done));
-        told.recv().unwrap();
+        receiver.recv().unwrap();
         peer.reply(second, Ok(Reply::Done));
-        told.recv().unwrap();
+        receiver.recv().unwrap();
         // The caller's list has waited for room since before the segment was retired.
         let mut seen = Vec::new();
         while !seen.contains(&"list") {
@@ -305,13 +305,13 @@ fn acknowledgements_wait_without_keeping_replies_and_go_before_what_callers_send
     fill(&session);
     let other = Arc::clone(&session);
     let waiting = std::thread::spawn(move || other.send(&SUBJECT, list(), None, &soon()).map(drop));
-    tell.send(()).unwrap();
+    sender.send(()).unwrap();
     // The reply comes behind what retires the segment: both were read.
     first.wait(&SUBJECT).unwrap();
     assert!(!attachment.is_mapped(SegmentKind::Data, 5));
-    tell.send(()).unwrap();
+    sender.send(()).unwrap();
     second.wait(&SUBJECT).unwrap();
-    tell.send(()).unwrap();
+    sender.send(()).unwrap();
     waiting.join().unwrap().unwrap();
     drop(session);
     daemon.join().unwrap();

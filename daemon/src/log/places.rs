@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Level, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
@@ -22,6 +22,7 @@ pub(super) struct Places(Mutex<HashMap<Identifier, Place>>);
 
 #[derive(Debug)]
 struct Place {
+    level: Level,
     since: Instant,
     lines: u32,
     /// Lines that were left out and not reported yet.
@@ -31,10 +32,11 @@ struct Place {
 
 impl Places {
     /// Whether a place may log a line now; if not, the line is counted.
-    fn admits(&self, place: Identifier, now: Instant, message: impl FnOnce() -> String) -> bool {
+    fn admits(&self, metadata: &Metadata<'_>, now: Instant, message: impl FnOnce() -> String) -> bool {
         let mut places = self.0.lock();
-        let empty = Place { since: now, lines: 0, more: 0, message: String::new() };
-        let place = places.entry(place).or_insert(empty);
+        let empty =
+            Place { level: *metadata.level(), since: now, lines: 0, more: 0, message: String::new() };
+        let place = places.entry(metadata.callsite()).or_insert(empty);
         if now.duration_since(place.since) >= WINDOW {
             (place.since, place.lines) = (now, 0);
         }
@@ -50,17 +52,23 @@ impl Places {
         admits
     }
 
-    /// The messages of which lines were left out since the last call, and how many.
-    fn take(&self) -> Vec<(u64, String)> {
+    /// The levels and messages of which lines were left out since the last call, and how many.
+    fn take(&self) -> Vec<(Level, u64, String)> {
         let mut places = self.0.lock();
         let left_out = places.values_mut().filter(|place| place.more > 0);
-        left_out.map(|place| (std::mem::take(&mut place.more), std::mem::take(&mut place.message))).collect()
+        left_out
+            .map(|place| (place.level, std::mem::take(&mut place.more), std::mem::take(&mut place.message)))
+            .collect()
     }
 
-    /// Logs how many lines were left out.
+    /// Logs how many lines were left out, at the level of their place.
     pub(super) fn report(&self) {
-        for (more, message) in self.take() {
-            tracing::warn!("{more} more: {message}");
+        for (level, more, message) in self.take() {
+            match level {
+                Level::ERROR => tracing::error!("{more} more: {message}"),
+                Level::WARN => tracing::warn!("{more} more: {message}"),
+                _ => tracing::info!("{more} more: {message}"),
+            }
         }
     }
 }
@@ -79,7 +87,7 @@ impl<S: Subscriber> Layer<S> for Limit {
             event.record(&mut message);
             message.0
         };
-        self.0.admits(metadata.callsite(), Instant::now(), message)
+        self.0.admits(metadata, Instant::now(), message)
     }
 }
 
@@ -110,6 +118,8 @@ mod tests {
         tracing::subscriber::with_default(subscriber.with(Limit(Arc::clone(&places))), || {
             (0..100).for_each(|n| tracing::warn!(n, "refused"));
             tracing::info!("another place");
+            (0..100).for_each(|_| tracing::info!("as usual"));
+            (0..100).for_each(|_| tracing::error!("failed"));
             places.report();
             places.report();
             tracing::info!("the end");
@@ -121,6 +131,10 @@ mod tests {
         assert!(text.contains("another place"), "{text}");
         let reports: Vec<_> = text.lines().filter(|line| line.contains("more: refused")).collect();
         assert_eq!(reports.len(), 1, "{text}");
+        for (level, message) in [("WARN", "refused"), ("INFO", "as usual"), ("ERROR", "failed")] {
+            let report = text.lines().find(|line| line.contains(&format!("more: {message}")));
+            assert!(report.is_some_and(|line| line.contains(level)), "{level} {message}: {text}");
+        }
         assert!(reports[0].ends_with(&format!("{} more: refused", 100 - passed)), "{text}");
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
@@ -13,8 +14,10 @@ use nix::libc::linger;
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::stat::fstat;
 use parking_lot::{Condvar, Mutex};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{MAX_CHUNK_BYTES, MAX_FILE_METADATA_BYTES};
 
+use super::events::{Event, Events};
 use crate::error::{Error, Result};
 
 /// Threads at most: as many users may block one each before others wait.
@@ -52,22 +55,29 @@ struct Shared {
 /// Where descriptors of peers go.
 #[derive(Debug)]
 pub(crate) struct Closer {
+    events: Events,
     shared: Arc<Shared>,
 }
 
 impl Closer {
     /// # Errors
     /// [`Error::Thread`] when the system starts none.
-    pub(crate) fn start() -> Result<Self> {
-        let this = Self { shared: Arc::default() };
+    pub(crate) fn start(events: Events) -> Result<Self> {
+        let this = Self { events, shared: Arc::default() };
         this.shared.state.lock().threads = 1;
         this.spawn()?;
         Ok(this)
     }
 
     fn spawn(&self) -> Result<()> {
-        let (name, shared) = ("closer", Arc::clone(&self.shared));
-        let started = thread::Builder::new().name(name.to_owned()).spawn(move || shared.run());
+        let (name, shared, events) = ("closer", Arc::clone(&self.shared), self.events.clone());
+        let run = move || {
+            // The line that it had would wait for ever.
+            if catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {
+                events.send(Event::Panicked("a thread that closes descriptors panicked".to_owned()));
+            }
+        };
+        let started = thread::Builder::new().name(name.to_owned()).spawn(run);
         started.map(drop).map_err(|source| Error::Thread { name, source })
     }
 
@@ -127,6 +137,7 @@ impl Shared {
             line.is_busy = true;
             let fd = line.waiting.pop_front();
             drop(state);
+            reach(Point::CloserTurn);
             fd.into_iter().for_each(close);
             state = self.state.lock();
             if let Some(line) = state.lines.get_mut(&uid) {

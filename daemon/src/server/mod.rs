@@ -96,7 +96,7 @@ impl Server {
     pub fn bind(config: &Config) -> Result<Self> {
         let (events, inbox) = events::channel()?;
         let poller = Poller::new()?;
-        let closer = Arc::new(Closer::start()?);
+        let closer = Arc::new(Closer::start(events.clone())?);
         let front = Front::open(config, Arc::clone(&closer))?;
         let (store, tasks) = Store::new(config, events.clone())?;
         let store = Arc::new(store);

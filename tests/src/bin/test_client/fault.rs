@@ -104,6 +104,7 @@ impl Actor<'_> {
         match (self.args.operation, &self.handle) {
             (Operation::Get, Some(handle)) => {
                 handle.get_into(&mut self.out)?;
+                self.check_rows(self.out.chunks_exact(usize::try_from(handle.row_bytes())?).zip(0..))?;
                 Ok(self.version(|version| self.is_of(version, 0, &self.out)))
             }
             (Operation::Gather, Some(handle)) => {
@@ -111,6 +112,7 @@ impl Actor<'_> {
                 handle.gather_into(&rows, &mut self.out)?;
                 let row_bytes = usize::try_from(handle.row_bytes())?;
                 let found: Vec<_> = rows.into_iter().zip(self.out.chunks_exact(row_bytes)).collect();
+                self.check_rows(found.iter().map(|(row, bytes)| (*bytes, *row)))?;
                 Ok(self
                     .version(|version| found.iter().all(|(row, bytes)| self.is_of(version, row * 64, bytes))))
             }
@@ -150,6 +152,15 @@ impl Actor<'_> {
 
     fn version(&self, fits: impl Fn(u16) -> bool) -> Option<u16> {
         VERSIONS.into_iter().find(|version| fits(*version))
+    }
+
+    /// Each row is of one version: which rows are of which is up to the test.
+    fn check_rows<'b>(&self, rows: impl IntoIterator<Item = (&'b [u8], u64)>) -> Result<()> {
+        for (bytes, row) in rows {
+            let version = self.version(|version| self.is_of(version, row * 64, bytes));
+            version.with_context(|| format!("row {row} is of no version"))?;
+        }
+        Ok(())
     }
 
     fn is_of(&self, version: u16, first_word: u64, bytes: &[u8]) -> bool {

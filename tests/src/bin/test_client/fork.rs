@@ -274,20 +274,24 @@ fn busy_threads(opened: &Arc<Opened>, args: &Args, stop: &Arc<AtomicBool>) -> Ve
     vec![gather, requests, puts]
 }
 
-fn orphan(socket: &Path, args: &Args) -> Result<()> {
-    let opened = Opened::new(socket, args)?;
-    say(&format!("holding {}", std::process::id()))?;
-    told()?;
+/// Forks a child that lives until its input ends; the test kills this process before.
+fn outlived_by_child(begin: impl FnOnce() -> Result<()>) -> Result<()> {
     let child = forked(|| {
-        opened.check_forked()?;
+        begin()?;
         alarm::set(crate::WATCHDOG_S);
         say(&format!("child {}", std::process::id()))?;
         until_closed()?;
         exit_now(0)
     })?;
-    // The test kills this process.
     waitpid(child.context("a child that did not end")?, None).context("wait for the child")?;
     Ok(())
+}
+
+fn orphan(socket: &Path, args: &Args) -> Result<()> {
+    let opened = Opened::new(socket, args)?;
+    say(&format!("holding {}", std::process::id()))?;
+    told()?;
+    outlived_by_child(|| opened.check_forked())
 }
 
 fn memory(socket: &Path, args: &Args) -> Result<()> {
@@ -320,15 +324,9 @@ fn daemon(socket: &Path, args: &Args) -> Result<()> {
     client.put(&args.tensor, Dtype::U8, &[3], &[1, 2, 3])?;
     say("serving")?;
     told()?;
-    let child = forked(|| {
-        alarm::set(crate::WATCHDOG_S);
+    outlived_by_child(|| {
         // What a child inherits does nothing when it is dropped.
         drop(daemon.take());
-        say(&format!("child {}", std::process::id()))?;
-        until_closed()?;
-        exit_now(0)
-    })?;
-    // The test kills this process.
-    waitpid(child.context("a child that did not end")?, None).context("wait for the child")?;
-    Ok(())
+        Ok(())
+    })
 }
