@@ -222,7 +222,7 @@ impl Store {
     /// that; says whether there was any.
     fn grow_reserved(&self, namespace: &Namespace, needed: u64) -> Outcome<bool> {
         let left = self.budget.left(Purpose::Emptying) / SEGMENT_STEP_BYTES * SEGMENT_STEP_BYTES;
-        let len = needed.next_multiple_of(SEGMENT_STEP_BYTES).max(MIN_SEGMENT_BYTES).min(SEGMENT_SPAN_BYTES);
+        let len = needed.next_multiple_of(SEGMENT_STEP_BYTES).clamp(MIN_SEGMENT_BYTES, SEGMENT_SPAN_BYTES);
         if len > left {
             return Ok(false);
         }
