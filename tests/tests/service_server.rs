@@ -208,6 +208,27 @@ fn naming_more_segments_than_were_retired_ends_the_session() {
     assert!(daemon.log().contains("20000 segments were named as unmapped, 0 were retired"));
 }
 
+#[test]
+fn what_an_ended_session_goes_on_sending_is_hardly_read() {
+    const MESSAGES: u64 = 4000;
+    let (daemon, client) = daemon("64MiB");
+    client.put("kept", Dtype::U8, &[1], &[1]).expect("room");
+    let mut peer = Peer::greeted(&daemon.socket());
+    let (id, ..) = peer.attach("default");
+    let segments = vec![SegmentId { kind: SegmentKind::Data, index: 0, serial: 0 }; 5000];
+    let message = ClientMessage::Unmapped { namespace: id.namespace, segments };
+    let bytes = encode(&message).expect("a message");
+    peer.send_bytes(&bytes, &[]).expect("the daemon reads");
+    peer.until_hang_up();
+    let begun = Instant::now();
+    // Until the daemon reads no more for now.
+    let sent = (0..MESSAGES).take_while(|_| peer.try_send_bytes(&bytes)).count() as u64;
+    client.list().expect("others are served");
+    // What its socket holds, and a turn a second.
+    let limit = 64 + 32 * (begun.elapsed().as_secs() + 1);
+    assert!(sent < limit, "{sent} messages were taken, the limit is {limit}");
+}
+
 /// A socket whose close waits, for as long as the test runs, for bytes that nobody reads.
 fn lingering() -> (OwnedFd, (TcpListener, TcpStream)) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -36,7 +36,7 @@ const OWNER_MODE: u32 = 0o600;
 /// Mode when everybody may: what each user may do is checked at every request.
 const EVERYONE_MODE: u32 = 0o666;
 /// Connections taken in one turn of the loop.
-const ACCEPTS_PER_TURN: usize = 64;
+const ACCEPTS_PER_TURN: usize = 8;
 /// How long the loop rests when the system has no memory for another connection.
 const SHORT_OF_MEMORY_PAUSE: Duration = Duration::from_millis(5);
 /// Descriptors that are kept for what clients send, so that no message loses one, and for segments.

@@ -150,7 +150,8 @@ impl Server {
         while !shutdown.is_triggered() {
             for n in 0..self.poller.wait(self.until_next())? {
                 match self.poller.ready(n) {
-                    (Source::Shutdown | Source::Inbox, _) => {}
+                    (Source::Shutdown, _) => {}
+                    (Source::Inbox, _) => self.inbox.clear_wake(),
                     (Source::Front, _) => self.accept(),
                     (Source::Session(number), flags) => self.attend(number, flags),
                     (Source::Process(number), _) => self.drop_session(number),
@@ -213,9 +214,9 @@ impl Server {
         let (mut bytes, mut was_closed) = (0, false);
         for _ in 0..MESSAGES_PER_TURN {
             let Some(session) = self.sessions.get(&number) else { return };
-            let is_open = session.is_open();
+            let (is_open, limit) = (session.is_open(), session.message_limit());
             let mut descriptors = Vec::new();
-            let received = recv_keeping(session, &mut self.message, &mut descriptors);
+            let received = recv_keeping(session, &mut self.message[..limit], &mut descriptors);
             let taken = received.and_then(|len| {
                 bytes += len;
                 self.take_message(number, len, &mut descriptors)
@@ -224,24 +225,33 @@ impl Server {
                 self.closer.close(uid, descriptors);
             }
             match taken {
+                // The loop has the answer: it goes out before the next look at the socket.
+                Ok(()) if !self.answers.is_empty() => return,
                 Ok(()) => {}
+                // Nothing that an ended session may still say is as long.
+                Err(ShmError::MessageTooLong { .. }) if !is_open => {}
                 // A peer that has closed over unread messages shows first as a reset, then its last words are here.
                 Err(ShmError::Closed) if !std::mem::replace(&mut was_closed, true) => {}
-                Err(ShmError::WouldBlock) if !is_gone && !was_closed => return,
+                Err(ShmError::WouldBlock) if !is_gone && !was_closed => break,
                 Err(ShmError::WouldBlock | ShmError::Closed) => return self.hung_up(number),
                 Err(_) if is_gone && !is_open => return self.hung_up(number),
                 Err(error) => self.end_session(number, &chain(&error)),
             }
             if bytes >= BYTES_PER_TURN {
-                return;
+                break;
             }
+        }
+        // What an ended session goes on sending costs the others next to nothing.
+        if !is_gone && self.sessions.get(&number).is_some_and(|session| !session.is_open()) {
+            self.pause(number);
         }
     }
 
     /// Reads nothing from a session until the next look around.
     fn pause(&mut self, number: u64) {
-        if let Some(session) = self.touch(number) {
-            session.is_paused = true;
+        if let Some(session) = self.touch(number)
+            && !std::mem::replace(&mut session.is_paused, true)
+        {
             self.paused.push(number);
         }
     }
@@ -324,7 +334,6 @@ impl Server {
     }
 
     fn take_events(&mut self) -> Result<()> {
-        self.inbox.clear_wake();
         while let Some(event) = self.inbox.next() {
             match event {
                 Event::Done { session: number, id, result, descriptors, load, class } => {
