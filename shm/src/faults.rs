@@ -92,6 +92,8 @@ points! {
     MetadataCopied = "daemon.compact.metadata_copied",
     /// The daemon has retired some of the tensors of a removed namespace, and holds no lock.
     BatchRetired = "daemon.namespace.batch_retired",
+    /// The daemon is about to take in a connection that waits.
+    Accept = "daemon.accept" can fail,
     /// The daemon is about to make the memory file of a segment.
     SegmentCreate = "daemon.segment.create" can fail,
     /// The daemon is about to make the memory file of a client page.
@@ -201,6 +203,7 @@ mod active {
             "EBUSY" => Told::Fail(Errno::EBUSY),
             "EMFILE" => Told::Fail(Errno::EMFILE),
             "ENFILE" => Told::Fail(Errno::ENFILE),
+            "ENOBUFS" => Told::Fail(Errno::ENOBUFS),
             "ENOMEM" => Told::Fail(Errno::ENOMEM),
             "ENOSPC" => Told::Fail(Errno::ENOSPC),
             "EPERM" => Told::Fail(Errno::EPERM),

@@ -120,7 +120,9 @@ fn plan(point: Point) -> Plan {
         Point::SegmentReceived => Plan::Session(Request::PutBig),
         Point::SegmentUnmapping => Plan::Session(Request::RemoveBig),
         Point::ChunkSent | Point::BeforeCommit => Plan::Caller(&[("put", RAW), ("put", CODED)]),
-        Point::SegmentCreate | Point::PageCreate | Point::Seal | Point::SegmentMap => Plan::Errno,
+        Point::Accept | Point::SegmentCreate | Point::PageCreate | Point::Seal | Point::SegmentMap => {
+            Plan::Errno
+        }
     }
 }
 

@@ -83,6 +83,8 @@ pub struct Server {
     answers: Vec<(u64, u64, core::result::Result<Reply, Refusal>)>,
     returning: BTreeMap<(u32, SegmentId), Returning>,
     ticks: deadlines::Ticks,
+    /// As [`Budget::returns`](crate::store::budget::Budget::returns) was when the loop last looked.
+    returns: u64,
     next_session: u64,
     put_idle_limit: Duration,
     message: Vec<u8>,
@@ -125,6 +127,7 @@ impl Server {
             answers: Vec::new(),
             returning: BTreeMap::new(),
             ticks: deadlines::Ticks::new(),
+            returns: 0,
             next_session: 1,
             put_idle_limit: config.deadline() * IDLE_PUT_DEADLINES,
             message: vec![0; MAX_MESSAGE_BYTES],
@@ -160,12 +163,20 @@ impl Server {
             self.take_events()?;
             self.answer();
             self.keep_time();
+            let returns = self.store.budget.returns();
+            if std::mem::replace(&mut self.returns, returns) != returns {
+                self.workers.queue.unpark();
+            }
         }
         Ok(())
     }
 
     fn accept(&mut self) {
-        for (fd, peer, caller) in self.front.accept(&mut self.shares) {
+        let (taken, has_memory) = self.front.accept(&mut self.shares);
+        if !has_memory {
+            self.rest_front();
+        }
+        for (fd, peer, caller) in taken {
             let number = self.next_session;
             self.next_session += 1;
             tracing::debug!(session = number, pid = peer.pid, uid = peer.uid, "connected");
