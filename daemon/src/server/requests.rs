@@ -52,7 +52,6 @@ pub(crate) struct Waiting {
 }
 
 /// What came of an attempt to carry out a request.
-#[expect(clippy::large_enum_variant, reason = "one per worker, never kept")]
 enum Attempt {
     Done(Outcome<Reply>, Vec<OwnedFd>),
     /// There is no room before a segment has come back.
