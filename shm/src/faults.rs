@@ -98,6 +98,8 @@ points! {
     CloserTurn = "daemon.thread.closer",
     /// The log writer has taken a line, and not written it.
     LogTurn = "daemon.thread.log",
+    /// The daemon is about to take in a connection that waits.
+    Accept = "daemon.accept" can fail,
     /// The daemon is about to make the memory file of a segment.
     SegmentCreate = "daemon.segment.create" can fail,
     /// The daemon is about to make the memory file of a client page.
@@ -207,6 +209,7 @@ mod active {
             "EBUSY" => Told::Fail(Errno::EBUSY),
             "EMFILE" => Told::Fail(Errno::EMFILE),
             "ENFILE" => Told::Fail(Errno::ENFILE),
+            "ENOBUFS" => Told::Fail(Errno::ENOBUFS),
             "ENOMEM" => Told::Fail(Errno::ENOMEM),
             "ENOSPC" => Told::Fail(Errno::ENOSPC),
             "EPERM" => Told::Fail(Errno::EPERM),

@@ -73,6 +73,11 @@ impl Peer {
         send(&self.fd, bytes, descriptors)
     }
 
+    /// Sends any bytes as one packet if the socket has room for it now; says whether it has.
+    pub fn try_send_bytes(&self, bytes: &[u8]) -> bool {
+        send_packet(self.fd.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL).is_ok()
+    }
+
     /// Sends a request with the next id; gives the id.
     ///
     /// # Errors

@@ -125,7 +125,9 @@ fn plan(point: Point) -> Plan {
         Point::SegmentUnmapping => Plan::Session(Request::RemoveBig),
         Point::ChunkSent | Point::BeforeCommit => Plan::Caller(&[("put", RAW), ("put", CODED)]),
         Point::StatsTurn | Point::CloserTurn | Point::LogTurn => Plan::Thread,
-        Point::SegmentCreate | Point::PageCreate | Point::Seal | Point::SegmentMap => Plan::Errno,
+        Point::Accept | Point::SegmentCreate | Point::PageCreate | Point::Seal | Point::SegmentMap => {
+            Plan::Errno
+        }
     }
 }
 

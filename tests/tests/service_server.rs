@@ -10,6 +10,7 @@ use nix::libc::linger;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt};
 use tierpack_client::{Client, Dtype};
+use tierpack_shm::faults::Point;
 use tierpack_shm::message::{
     ClientMessage, DaemonMessage, ErrorCode, NamespaceChange, Refusal, Reply, Request, SegmentId, encode,
 };
@@ -113,6 +114,36 @@ fn look_ups_do_not_wait_behind_bulk_work_of_others() {
 }
 
 #[test]
+fn bulk_work_does_not_wait_behind_puts_that_wait_for_memory() {
+    const CHUNKS: u64 = 20;
+    let daemon = Daemon::start(PROGRAM, &["--pool-size", "64MiB", "--lock", "off", "--workers", "2"]);
+    let client = daemon.client();
+    put(&client, "kept", MIB).expect("room");
+    let holder = peer_that_unmaps_nothing(&daemon, &client);
+    let mut putter = Peer::greeted(&daemon.socket());
+    let transfer = putter.begin("waits", CHUNKS * 2 * MIB / 512);
+    // What finds room is answered; the others, more than there are workers, wait until the holder is gone.
+    for n in 0..CHUNKS {
+        let (request, fd) = chunk(transfer, n * 8, 2 * MIB / 512);
+        putter.ask(request, &[fd.as_fd()]).expect("the daemon reads");
+    }
+    let (namespace, name) = ("default".to_owned(), "kept".to_owned());
+    let verify = putter.ask(Request::Verify { namespace, name, first_block: 0 }, &[]).expect("it reads");
+    let mut reply = || loop {
+        if let (DaemonMessage::Reply { id, result }, _) = putter.receive().expect("a reply") {
+            assert!(result.is_ok(), "{id} was refused: {result:?}");
+            return id;
+        }
+    };
+    let before = std::iter::repeat_with(&mut reply).take_while(|id| *id != verify).count() as u64;
+    assert!(before + 2 < CHUNKS, "only {} chunks wait", CHUNKS - before);
+    drop(holder);
+    for _ in before..CHUNKS {
+        reply();
+    }
+}
+
+#[test]
 fn shutdown_waits_for_nobody() {
     let (mut daemon, client) = daemon("64MiB");
     let _holder = peer_that_unmaps_nothing(&daemon, &client);
@@ -206,6 +237,52 @@ fn naming_more_segments_than_were_retired_ends_the_session() {
     peer.until_hang_up();
     client.list().expect("others are served");
     assert!(daemon.log().contains("20000 segments were named as unmapped, 0 were retired"));
+}
+
+#[test]
+fn what_an_ended_session_goes_on_sending_is_hardly_read() {
+    const MESSAGES: u64 = 4000;
+    let (daemon, client) = daemon("64MiB");
+    client.put("kept", Dtype::U8, &[1], &[1]).expect("room");
+    let mut peer = Peer::greeted(&daemon.socket());
+    let (id, ..) = peer.attach("default");
+    let segments = vec![SegmentId { kind: SegmentKind::Data, index: 0, serial: 0 }; 5000];
+    let message = ClientMessage::Unmapped { namespace: id.namespace, segments };
+    let bytes = encode(&message).expect("a message");
+    peer.send_bytes(&bytes, &[]).expect("the daemon reads");
+    peer.until_hang_up();
+    let begun = Instant::now();
+    let mut sent = 0;
+    while sent < MESSAGES && begun.elapsed() < Duration::from_secs(3) {
+        if peer.try_send_bytes(&bytes) {
+            sent += 1;
+        } else {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    client.list().expect("others are served");
+    // What its socket holds, and a turn a second.
+    let limit = 64 + 32 * (begun.elapsed().as_secs() + 1);
+    assert!(sent < limit, "{sent} messages were taken, the limit is {limit}");
+}
+
+#[test]
+fn without_memory_for_another_connection_the_loop_goes_on_and_tries_now_and_then() {
+    // Each of which is followed by a pause of the listener.
+    const FAILURES: u32 = 20;
+    let daemon = Daemon::with_faults(PROGRAM, &["--pool-size", "64MiB", "--lock", "off"]);
+    let client = daemon.client();
+    client.put("t", Dtype::U8, &[1], &[1]).expect("room");
+    daemon.arm(Point::Accept, &format!("{FAILURES}*return(ENOBUFS)->off"));
+    let begun = Instant::now();
+    let socket = daemon.socket();
+    let newcomer = std::thread::spawn(move || Peer::greeted(&socket));
+    while !newcomer.is_finished() {
+        client.open("t").expect("who is connected is served");
+    }
+    let took = begun.elapsed();
+    let _peer = newcomer.join().expect("it is taken in once there is memory");
+    assert!(took > Duration::from_millis(20) * FAILURES, "{FAILURES} attempts were made within {took:?}");
 }
 
 /// A socket whose close waits, for as long as the test runs, for bytes that nobody reads.

@@ -7,14 +7,13 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{Shutdown, SockFlag, accept4, shutdown};
 use nix::unistd::geteuid;
 use parking_lot::Mutex;
-use tierpack_shm::faults::{Point, reach};
+use tierpack_shm::faults::{Point, check, reach};
 use tierpack_shm::fork::Unshared;
 use tierpack_shm::layout::LAYOUT_VERSION;
 use tierpack_shm::message::{ErrorCode, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Refusal, encode};
@@ -36,9 +35,7 @@ const OWNER_MODE: u32 = 0o600;
 /// Mode when everybody may: what each user may do is checked at every request.
 const EVERYONE_MODE: u32 = 0o666;
 /// Connections taken in one turn of the loop.
-const ACCEPTS_PER_TURN: usize = 64;
-/// How long the loop rests when the system has no memory for another connection.
-const SHORT_OF_MEMORY_PAUSE: Duration = Duration::from_millis(5);
+const ACCEPTS_PER_TURN: usize = 8;
 /// Descriptors that are kept for what clients send, so that no message loses one, and for segments.
 const RESERVED_DESCRIPTORS: u64 = 1024;
 const NO_DESCRIPTOR: &str = "the daemon has no descriptor left: raise its limit on open files (ulimit -n)";
@@ -100,16 +97,16 @@ impl Front {
         Arc::clone(&self.health)
     }
 
-    /// Takes in who waits, and turns away who may not stay.
-    pub(super) fn accept(&mut self, shares: &mut Shares) -> Vec<(Unshared<OwnedFd>, Peer, Caller)> {
-        let mut taken = Vec::new();
+    /// Takes in who waits, and turns away who may not stay; says whether the system has memory for more.
+    pub(super) fn accept(&mut self, shares: &mut Shares) -> (Vec<(Unshared<OwnedFd>, Peer, Caller)>, bool) {
+        let (mut taken, mut has_memory) = (Vec::new(), true);
         let reserved_from = reserved_from();
         if self.spare.is_none() {
             self.spare = spare();
         }
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(control) = &self.control else { break };
-            match accept::<OwnedFd>(control) {
+            match check(Point::Accept).and_then(|()| accept::<OwnedFd>(control)) {
                 Ok(fd) => match self.check(fd.as_fd(), shares, reserved_from) {
                     Ok((peer, caller)) => taken.push((fd, peer, caller)),
                     Err(refusal) => self.turn_away(fd, refusal),
@@ -125,17 +122,16 @@ impl Front {
                     self.spare = spare();
                     break;
                 }
-                // The system is short of memory, and the peer still waits: a short pause, so that the loop does not
-                // spin. Every other call that needs memory fails as well in that state.
+                // The peer still waits.
                 Err(Errno::ENOBUFS | Errno::ENOMEM) => {
-                    std::thread::sleep(SHORT_OF_MEMORY_PAUSE);
+                    has_memory = false;
                     break;
                 }
                 // The peer left before it was taken in.
                 Err(_) => {}
             }
         }
-        taken
+        (taken, has_memory)
     }
 
     fn turn_away(&self, fd: Unshared<OwnedFd>, refusal: Refusal) {

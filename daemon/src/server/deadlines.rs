@@ -17,17 +17,22 @@ const LONGEST_TICK: Duration = Duration::from_millis(40);
 /// How often the loop looks for idle puts, unused namespaces, and its socket files.
 const CHECK_TICK: Duration = Duration::from_secs(1);
 
+/// How long nobody is taken in once the system has had no memory for another connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
 /// When the loop looks around next.
 #[derive(Debug)]
 pub(super) struct Ticks {
     reclaim: Option<Instant>,
     pause: Duration,
     check: Instant,
+    /// When the listening socket is waited for again.
+    accept: Option<Instant>,
 }
 
 impl Ticks {
     pub(super) fn new() -> Self {
-        Self { reclaim: None, pause: HELD_TICK, check: Instant::now() + CHECK_TICK }
+        Self { reclaim: None, pause: HELD_TICK, check: Instant::now() + CHECK_TICK, accept: None }
     }
 
     /// Something may be free soon: at most one look per tick, however many say so.
@@ -42,13 +47,31 @@ impl Server {
     /// How long until something is due.
     pub(super) fn until_next(&self) -> Duration {
         let first = self.deadlines.first().map(|(at, _)| *at);
-        let next = [first, self.ticks.reclaim].into_iter().flatten().fold(self.ticks.check, Instant::min);
+        let others = [first, self.ticks.reclaim, self.ticks.accept].into_iter().flatten();
+        let next = others.fold(self.ticks.check, Instant::min);
         next.saturating_duration_since(Instant::now())
+    }
+
+    /// The system has no memory for another connection: the loop goes on, and takes nobody in for a while.
+    pub(super) fn rest_front(&mut self) {
+        self.poller.remove(self.front.as_fd());
+        self.ticks.accept = Some(Instant::now() + ACCEPT_PAUSE);
+    }
+
+    /// Waits for the listening socket, which may have been made again.
+    fn await_front(&mut self) {
+        self.ticks.accept = None;
+        if let Err(error) = self.poller.add(self.front.as_fd(), Source::Front, EpollFlags::EPOLLIN) {
+            tracing::error!(error = crate::error::chain(&error), "the control socket is not waited for");
+        }
     }
 
     /// Deadlines, reclamation, the socket files.
     pub(super) fn keep_time(&mut self) {
         let now = Instant::now();
+        if self.ticks.accept.is_some_and(|at| now >= at) {
+            self.await_front();
+        }
         while self.deadlines.first().is_some_and(|(at, _)| *at <= now)
             && let Some((_, number)) = self.deadlines.pop_first()
         {
@@ -75,10 +98,7 @@ impl Server {
             self.store.bury();
             self.store.tidy();
             self.front.keep_files();
-            // The socket may have been made again.
-            if let Err(error) = self.poller.add(self.front.as_fd(), Source::Front, EpollFlags::EPOLLIN) {
-                tracing::error!(error = crate::error::chain(&error), "the control socket is not waited for");
-            }
+            self.await_front();
         }
     }
 

@@ -97,7 +97,7 @@ impl Inbox {
         self.receiver.try_recv().ok()
     }
 
-    /// Resets the wake-up; call it before the last look at [`Inbox::next`].
+    /// Resets the wake-up, once the poller has reported it; call it before the last look at [`Inbox::next`].
     pub(crate) fn clear_wake(&self) {
         let _ = self.wake.read().is_ok();
     }

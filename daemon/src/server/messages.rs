@@ -16,7 +16,7 @@ use tierpack_shm::page::ClientPage;
 use tierpack_shm::segment::{Segment, SegmentKind};
 
 use super::closer::is_harmless;
-use super::requests::{Job, class};
+use super::requests::{Job, Waiting, class};
 use super::session::{Attached, Passed, State};
 use super::shares::Load;
 use super::{SOFTWARE, Server};
@@ -128,7 +128,16 @@ impl Server {
         let deadline = Instant::now() + Duration::from_millis(u64::from(deadline_ms));
         let descriptors = std::mem::take(descriptors);
         let (caller, class) = (Arc::clone(&session.caller), class(&request));
-        let job = Job { session: number, caller, id, deadline, request, descriptors, load };
+        let job = Job {
+            session: number,
+            caller,
+            id,
+            deadline,
+            request,
+            descriptors,
+            load,
+            waiting: Waiting::default(),
+        };
         self.workers.queue.push(job, class);
     }
 

@@ -83,6 +83,8 @@ pub struct Server {
     answers: Vec<(u64, u64, core::result::Result<Reply, Refusal>)>,
     returning: BTreeMap<(u32, SegmentId), Returning>,
     ticks: deadlines::Ticks,
+    /// As [`Budget::returns`](crate::store::budget::Budget::returns) was when the loop last looked.
+    returns: u64,
     next_session: u64,
     put_idle_limit: Duration,
     message: Vec<u8>,
@@ -125,6 +127,7 @@ impl Server {
             answers: Vec::new(),
             returning: BTreeMap::new(),
             ticks: deadlines::Ticks::new(),
+            returns: 0,
             next_session: 1,
             put_idle_limit: config.deadline() * IDLE_PUT_DEADLINES,
             message: vec![0; MAX_MESSAGE_BYTES],
@@ -150,7 +153,8 @@ impl Server {
         while !shutdown.is_triggered() {
             for n in 0..self.poller.wait(self.until_next())? {
                 match self.poller.ready(n) {
-                    (Source::Shutdown | Source::Inbox, _) => {}
+                    (Source::Shutdown, _) => {}
+                    (Source::Inbox, _) => self.inbox.clear_wake(),
                     (Source::Front, _) => self.accept(),
                     (Source::Session(number), flags) => self.attend(number, flags),
                     (Source::Process(number), _) => self.drop_session(number),
@@ -159,12 +163,20 @@ impl Server {
             self.take_events()?;
             self.answer();
             self.keep_time();
+            let returns = self.store.budget.returns();
+            if std::mem::replace(&mut self.returns, returns) != returns {
+                self.workers.queue.unpark();
+            }
         }
         Ok(())
     }
 
     fn accept(&mut self) {
-        for (fd, peer, caller) in self.front.accept(&mut self.shares) {
+        let (taken, has_memory) = self.front.accept(&mut self.shares);
+        if !has_memory {
+            self.rest_front();
+        }
+        for (fd, peer, caller) in taken {
             let number = self.next_session;
             self.next_session += 1;
             tracing::debug!(session = number, pid = peer.pid, uid = peer.uid, "connected");
@@ -214,9 +226,9 @@ impl Server {
         let (mut bytes, mut was_closed) = (0, false);
         for _ in 0..MESSAGES_PER_TURN {
             let Some(session) = self.sessions.get(&number) else { return };
-            let is_open = session.is_open();
+            let (is_open, limit) = (session.is_open(), session.message_limit());
             let mut descriptors = Vec::new();
-            let received = recv_keeping(session, &mut self.message, &mut descriptors);
+            let received = recv_keeping(session, &mut self.message[..limit], &mut descriptors);
             let taken = received.and_then(|len| {
                 bytes += len;
                 self.take_message(number, len, &mut descriptors)
@@ -225,17 +237,25 @@ impl Server {
                 self.closer.close(uid, descriptors);
             }
             match taken {
+                // The loop has the answer: it goes out before the next look at the socket.
+                Ok(()) if !self.answers.is_empty() => return,
                 Ok(()) => {}
+                // Nothing that an ended session may still say is as long.
+                Err(ShmError::MessageTooLong { .. }) if !is_open => {}
                 // A peer that has closed over unread messages shows first as a reset, then its last words are here.
                 Err(ShmError::Closed) if !std::mem::replace(&mut was_closed, true) => {}
-                Err(ShmError::WouldBlock) if !is_gone && !was_closed => return,
+                Err(ShmError::WouldBlock) if !is_gone && !was_closed => break,
                 Err(ShmError::WouldBlock | ShmError::Closed) => return self.hung_up(number),
                 Err(_) if is_gone && !is_open => return self.hung_up(number),
                 Err(error) => self.end_session(number, &chain(&error)),
             }
             if bytes >= BYTES_PER_TURN {
-                return;
+                break;
             }
+        }
+        // What an ended session goes on sending costs the others next to nothing.
+        if !is_gone && self.sessions.get(&number).is_some_and(|session| !session.is_open()) {
+            self.pause(number);
         }
     }
 
@@ -325,7 +345,6 @@ impl Server {
     }
 
     fn take_events(&mut self) -> Result<()> {
-        self.inbox.clear_wake();
         while let Some(event) = self.inbox.next() {
             match event {
                 Event::Done { session: number, id, result, descriptors, load, class } => {

@@ -8,8 +8,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use crate::error::{Error, Result};
 
-/// Ready sources that one turn attends to; the others come first in the next.
-const READY_PER_TURN: usize = 64;
+/// Ready sources that one turn attends to; the others come first in the next. Few, so that what has become ready
+/// meanwhile does not wait for long.
+const READY_PER_TURN: usize = 8;
 
 /// Something that the loop waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

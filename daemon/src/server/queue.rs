@@ -91,10 +91,21 @@ impl Lines {
 #[derive(Debug, Default)]
 struct State {
     lines: [Lines; 2],
+    /// Bulk work that waits for memory, and until when.
+    parked: Vec<(Instant, Job)>,
     /// Workers that wait for a job, by what they take.
     idle: [usize; 2],
     workers: usize,
     is_stopping: bool,
+}
+
+impl State {
+    /// Puts what `is_due` back into its lines.
+    fn unpark(&mut self, is_due: impl Fn(Instant) -> bool) {
+        for (_, job) in self.parked.extract_if(.., |(until, _)| is_due(*until)) {
+            self.lines[Class::Bulk as usize].push(job);
+        }
+    }
 }
 
 /// The queue.
@@ -116,6 +127,26 @@ impl Queue {
         self.wake[takes as usize].notify_one();
     }
 
+    /// Keeps bulk work until memory has come back, at most until `until`, unless some `has_come` since it was tried.
+    pub(crate) fn park(&self, job: Job, until: Instant, has_come: impl FnOnce() -> bool) {
+        let mut state = self.state.lock();
+        // Under the lock: what comes back after this is followed by an `unpark`.
+        if has_come() {
+            state.lines[Class::Bulk as usize].push(job);
+        } else {
+            state.parked.push((until, job));
+        }
+        drop(state);
+        // An idle worker minds the time.
+        self.wake[Takes::Everything as usize].notify_one();
+    }
+
+    /// Memory has come back: all that waits for it is tried again.
+    pub(crate) fn unpark(&self) {
+        self.state.lock().unpark(|_| true);
+        self.wake[Takes::Everything as usize].notify_all();
+    }
+
     /// The next job for a worker; waits for one. `None` when the daemon ends.
     pub(crate) fn next(&self, takes: Takes, in_a_row: &mut u32) -> Option<Job> {
         let mut state = self.state.lock();
@@ -123,6 +154,8 @@ impl Queue {
             if state.is_stopping {
                 return None;
             }
+            let now = Instant::now();
+            state.unpark(|until| until <= now);
             let [look_ups, bulk] = &mut state.lines;
             let takes_bulk = takes == Takes::Everything;
             let is_bulk_due = takes_bulk && *in_a_row >= LOOK_UPS_IN_A_ROW && !bulk.users.is_empty();
@@ -135,7 +168,10 @@ impl Queue {
                 return Some(job);
             }
             state.idle[takes as usize] += 1;
-            self.wake[takes as usize].wait(&mut state);
+            match state.parked.iter().map(|(until, _)| *until).min().filter(|_| takes_bulk) {
+                Some(until) => drop(self.wake[takes as usize].wait_until(&mut state, until)),
+                None => self.wake[takes as usize].wait(&mut state),
+            }
             state.idle[takes as usize] -= 1;
         }
     }
@@ -143,13 +179,17 @@ impl Queue {
     /// Takes out what a session asked for that no worker has yet.
     pub(crate) fn take_session(&self, session: u64) -> Vec<Job> {
         let mut state = self.state.lock();
-        state.lines.iter_mut().flat_map(|lines| lines.take_session(session)).collect()
+        let mut taken: Vec<_> =
+            state.lines.iter_mut().flat_map(|lines| lines.take_session(session)).collect();
+        taken.extend(state.parked.extract_if(.., |(_, job)| job.session == session).map(|(_, job)| job));
+        taken
     }
 
     /// Ends the workers after the job that each has; returns what none has taken.
     pub(crate) fn stop(&self) -> Vec<Job> {
         let mut state = self.state.lock();
         state.is_stopping = true;
+        state.unpark(|_| true);
         let mut left = Vec::new();
         for lines in &mut state.lines {
             left.extend(std::iter::from_fn(|| lines.pop()));
@@ -186,6 +226,7 @@ mod tests {
     use tierpack_shm::message::Request;
     use tierpack_shm::socket::Peer;
 
+    use super::super::requests::Waiting;
     use super::super::shares::Load;
     use super::*;
     use crate::store::access::Caller;
@@ -199,6 +240,7 @@ mod tests {
             request: Request::List { namespace: None, after: None },
             descriptors: Vec::new(),
             load: Load::one(1, 0),
+            waiting: Waiting::default(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tierpack_shm::chunk::{Chunk, ChunkWriter};
@@ -24,6 +24,9 @@ use crate::store::{Outcome, Store};
 /// Bytes of entries in one page of a list, well below the limit of a message.
 const PAGE_BYTES: usize = 48 << 10;
 
+/// How long a chunk waits for clients to unmap segments that return to the system; it takes no worker meanwhile.
+const CHUNK_WAIT: Duration = Duration::from_secs(5);
+
 /// A request on its way to a worker.
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -34,6 +37,25 @@ pub(crate) struct Job {
     pub(crate) request: Request,
     pub(crate) descriptors: Vec<OwnedFd>,
     pub(crate) load: Load,
+    pub(crate) waiting: Waiting,
+}
+
+/// How far a chunk is that has waited for memory.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// Until when it waits at most, once it has.
+    until: Option<Instant>,
+    /// Its blocks that are stored.
+    done: u64,
+    /// Its bytes, once they were looked at.
+    data: Option<ChunkData>,
+}
+
+/// What came of an attempt to carry out a request.
+enum Attempt {
+    Done(Outcome<Reply>, Vec<OwnedFd>),
+    /// There is no room before a segment has come back.
+    Waits(Job),
 }
 
 /// How long a request takes.
@@ -122,9 +144,15 @@ impl Context {
         let mut in_a_row = 0;
         while let Some(job) = self.queue.next(takes, &mut in_a_row) {
             let (session, id, load, class) = (job.session, job.id, job.load, class(&job.request));
+            let returns = self.store.budget.returns();
             let done = catch_unwind(AssertUnwindSafe(|| self.carry_out(job)));
             match done {
-                Ok((result, descriptors)) => {
+                Ok(Attempt::Waits(mut job)) => {
+                    let latest = (Instant::now() + CHUNK_WAIT).min(job.deadline);
+                    let until = *job.waiting.until.get_or_insert(latest);
+                    self.queue.park(job, until, || self.store.budget.returns() != returns);
+                }
+                Ok(Attempt::Done(result, descriptors)) => {
                     self.events.send(Event::Done { session, id, result, descriptors, load, class });
                 }
                 Err(panic) => {
@@ -137,27 +165,48 @@ impl Context {
         }
     }
 
-    fn carry_out(&self, job: Job) -> (Outcome<Reply>, Vec<OwnedFd>) {
+    fn carry_out(&self, mut job: Job) -> Attempt {
         let mut descriptors = Vec::new();
-        let result = if job.deadline < Instant::now() {
+        let result = if job.deadline < Instant::now() && job.waiting.until.is_none() {
             Err(Refusal::new(
                 ErrorCode::Deadline,
                 "the request waited past its deadline for a worker: try again",
             ))
+        } else if matches!(job.request, Request::PutChunk { .. }) {
+            match self.chunk(&mut job) {
+                Ok(false) => return Attempt::Waits(job),
+                whole => whole.map(|_| Reply::Done),
+            }
         } else {
             self.reply(job, &mut descriptors)
         };
         reach(Point::ReplyUnsent);
-        (result, descriptors)
+        Attempt::Done(result, descriptors)
+    }
+
+    /// Stores what a chunk has left to store; says whether it found room for all.
+    fn chunk(&self, job: &mut Job) -> Outcome<bool> {
+        let Request::PutChunk { transfer, first_block, data } = &mut job.request else { return Ok(true) };
+        let Waiting { until, done, data: known } = &mut job.waiting;
+        let data = match known {
+            Some(data) => data,
+            None => {
+                let blob = std::mem::replace(data, Blob::Inline(Vec::new()));
+                known.insert(chunk_data(blob, job.descriptors.pop())?)
+            }
+        };
+        let may_wait = until.is_none_or(|until| Instant::now() < until);
+        let asked = (job.session, &*job.caller);
+        self.transfers.chunk(&self.store, asked, (*transfer, *first_block), data, (done, may_wait))
     }
 
     fn reply(&self, job: Job, descriptors: &mut Vec<OwnedFd>) -> Outcome<Reply> {
         let (store, session, caller) = (&*self.store, job.session, &*job.caller);
         let passed = job.descriptors.into_iter().next();
         match job.request {
-            // The poll loop answers this one: it alone knows what each session holds.
-            Request::Attach { .. } => {
-                Err(Refusal::new(ErrorCode::Internal, "attach does not go to a worker"))
+            // The poll loop answers the first: it alone knows what each session holds. The other may wait.
+            Request::Attach { .. } | Request::PutChunk { .. } => {
+                Err(Refusal::new(ErrorCode::Internal, "this request is carried out elsewhere"))
             }
             Request::Open { namespace, name } => store.namespace(&namespace)?.open(&name, caller),
             Request::FileMetadata { namespace, name } => {
@@ -171,11 +220,6 @@ impl Context {
                 let transfer = self.transfers.begin(store, session, caller, begin, text)?;
                 reach(Point::PutBegun);
                 Ok(Reply::Transfer { transfer })
-            }
-            Request::PutChunk { transfer, first_block, data } => {
-                let data = chunk_data(data, passed)?;
-                let asked = (session, caller);
-                self.transfers.chunk(store, asked, transfer, first_block, &data).map(|()| Reply::Done)
             }
             Request::PutCommit { transfer } => {
                 self.transfers.commit(store, (session, caller), transfer).map(Reply::Committed)

@@ -14,7 +14,7 @@ use nix::sys::epoll::EpollFlags;
 use nix::sys::socket::{MsgFlags, Shutdown as Side, recv, shutdown};
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::fork::Unshared;
-use tierpack_shm::message::{DaemonMessage, SegmentId, encode};
+use tierpack_shm::message::{DaemonMessage, MAX_MESSAGE_BYTES, SegmentId, encode};
 use tierpack_shm::segment::Segment;
 use tierpack_shm::socket::{Peer, send};
 
@@ -28,7 +28,8 @@ pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 const READ_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a peer may take to unmap what was retired.
 const UNMAP_DEADLINE: Duration = Duration::from_secs(30);
-/// How long what an ended peer sends is still read, so that it is not stuck in sending and sees its end.
+/// How long what an ended peer sends is still read, a few messages a second: it has segments to unmap, and must not be
+/// stuck in sending for good.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// Pause before another attempt where the socket seems writable and takes nothing.
 const SEND_PAUSE: Duration = Duration::from_millis(20);
@@ -38,6 +39,10 @@ const PROCESS_PAUSE: Duration = Duration::from_secs(1);
 const CLOGGED_BYTES: usize = 256 << 10;
 /// Descriptors of the daemon's own that wait for a peer from which on its requests are refused.
 const CLOGGED_DESCRIPTORS: usize = 32;
+/// Bytes of a message without a list, and of each segment in the list of one: the longest that an ended session is
+/// heard with.
+const SHORT_BYTES: usize = 32;
+const SEGMENT_ID_BYTES: usize = 16;
 /// Messages that may wait for a slow peer, and their bytes; beyond that its session ends.
 const MAX_WAITING: usize = 8192;
 const MAX_WAITING_BYTES: usize = 16 << 20;
@@ -121,7 +126,7 @@ pub(crate) struct Session {
     pub(crate) unmapping_bytes: u64,
     /// Whether its client has ended its leases and is about to close.
     pub(crate) said_goodbye: bool,
-    /// Whether it is not read for now: its user has left the daemon too many descriptors to close.
+    /// Whether it is not read for now: it has ended, or its user has left the daemon too many descriptors to close.
     pub(crate) is_paused: bool,
     /// Its socket; its process once it has hung up.
     fd: Unshared<OwnedFd>,
@@ -244,6 +249,15 @@ impl Session {
     /// Whether messages go to it.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self.state, State::Greeting(_) | State::Open)
+    }
+
+    /// Bytes of the longest message that it may send: the daemon reads no more of one.
+    pub(crate) fn message_limit(&self) -> usize {
+        if self.is_open() {
+            return MAX_MESSAGE_BYTES;
+        }
+        let retired: usize = self.attached.values().map(|attached| attached.retired.len()).sum();
+        (SHORT_BYTES + retired * SEGMENT_ID_BYTES).min(MAX_MESSAGE_BYTES)
     }
 
     /// Its connection is closed: `process` takes the place of its socket, which is returned.

@@ -67,6 +67,8 @@ pub(crate) struct Budget {
     reserved: Mutex<Reserved>,
     /// Bytes that only compaction may take, so that it can empty segments of a full pool.
     kept_back: AtomicU64,
+    /// How often segments have come back.
+    returns: AtomicU64,
     warned_unlocked: AtomicBool,
 }
 
@@ -78,6 +80,7 @@ impl Budget {
             returned: Condvar::new(),
             reserved: Mutex::default(),
             kept_back: AtomicU64::new(0),
+            returns: AtomicU64::new(0),
             warned_unlocked: AtomicBool::new(false),
         }
     }
@@ -189,7 +192,19 @@ impl Budget {
         if was_locked {
             taken.locked -= len;
         }
+        self.returns.fetch_add(1, Ordering::Release);
         self.returned.notify_all();
+    }
+
+    /// A number that changes when a segment has come back: what had no room before may have it then.
+    pub(crate) fn returns(&self) -> u64 {
+        self.returns.load(Ordering::Acquire)
+    }
+
+    /// Whether segments are on their way back.
+    pub(crate) fn is_returning(&self) -> bool {
+        let taken = self.taken.lock();
+        taken.returning > 0 && !taken.is_stopped
     }
 
     /// Waits until there are less than `before` bytes of segments, at most until `deadline`; says whether there are.

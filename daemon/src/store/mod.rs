@@ -190,32 +190,40 @@ impl Store {
         user: User,
     ) -> Outcome<()> {
         let deadline = Instant::now() + RETURN_WAIT;
-        loop {
-            let growing = namespace.growing.lock();
-            if namespace.has_room(kind, needed) {
-                return Ok(());
-            }
-            if let Some(segment) = self.grown_segment(namespace, kind, needed) {
-                let segment = segment?;
-                reach(Point::SegmentMade);
-                self.add_segment(namespace, (kind, false), segment)?;
-                return Ok(());
-            }
-            drop(growing);
-            self.reclaim_all();
-            // What is being emptied is better used than refused.
-            namespace.open_segments();
-            if namespace.has_room(kind, needed) {
-                return Ok(());
-            }
+        while !self.try_grow(namespace, kind, needed)? {
             if !self.await_return(deadline) {
-                if self.budget.is_stopped() {
-                    return Err(Refusal::new(ErrorCode::Stopping, "the daemon is shutting down"));
-                }
-                self.reclaim_all();
-                return Err(self.full(user, needed));
+                return Err(self.no_room(user, needed));
             }
         }
+        Ok(())
+    }
+
+    /// As [`Store::grow`], and waits for no segment that is on its way back; says whether there is room.
+    pub(super) fn try_grow(&self, namespace: &Namespace, kind: SegmentKind, needed: u64) -> Outcome<bool> {
+        let growing = namespace.growing.lock();
+        if namespace.has_room(kind, needed) {
+            return Ok(true);
+        }
+        if let Some(segment) = self.grown_segment(namespace, kind, needed) {
+            let segment = segment?;
+            reach(Point::SegmentMade);
+            self.add_segment(namespace, (kind, false), segment)?;
+            return Ok(true);
+        }
+        drop(growing);
+        self.reclaim_all();
+        // What is being emptied is better used than refused.
+        namespace.open_segments();
+        Ok(namespace.has_room(kind, needed))
+    }
+
+    /// Refuses for want of room, after all waiting.
+    pub(super) fn no_room(&self, user: User, needed: u64) -> Refusal {
+        if self.budget.is_stopped() {
+            return Refusal::new(ErrorCode::Stopping, "the daemon is shutting down");
+        }
+        self.reclaim_all();
+        self.full(user, needed)
     }
 
     /// Makes a segment that only the moves out of another one are given room in, from what the budget keeps back for

@@ -172,18 +172,26 @@ impl Transfers {
         self.insert(Arc::clone(&transfer)).inspect_err(|_| drop(transfer.end(store)))
     }
 
+    /// Stores the blocks of a chunk from its block `done` on, and counts them there.
+    ///
+    /// Says whether that were all; if `may_wait`, the others may find room once a segment has come back.
     pub(crate) fn chunk(
         &self,
         store: &Store,
         (session, caller): (u64, &Caller),
-        id: u64,
-        first_block: u64,
+        (id, first_block): (u64, u64),
         data: &ChunkData,
-    ) -> Outcome<()> {
+        (done, may_wait): (&mut u64, bool),
+    ) -> Outcome<bool> {
         let transfer = self.get(id, session)?;
         // Each time: a right may have been taken away since the put began.
         transfer.namespace.check(caller, Right::Write)?;
-        let result = transfer.chunk(store, first_block, data);
+        let result = match transfer.chunk(store, first_block, data, done) {
+            Ok(None) => Ok(true),
+            Ok(Some(_)) if may_wait && store.budget.is_returning() => Ok(false),
+            Ok(Some(needed)) => Err(store.no_room(transfer.user, needed)),
+            Err(refusal) => Err(refusal),
+        };
         let code = result.as_ref().err().and_then(Refusal::code);
         if matches!(code, Some(ErrorCode::Quota | ErrorCode::PoolFull)) {
             // It cannot be finished: what it has stored is of use to nobody.
@@ -219,7 +227,14 @@ fn stored_at_most(geometry: &Geometry) -> u64 {
 }
 
 impl Transfer {
-    fn chunk(&self, store: &Store, first_block: u64, data: &ChunkData) -> Outcome<()> {
+    /// Stores blocks until one finds no room; returns the bytes that it needs.
+    fn chunk(
+        &self,
+        store: &Store,
+        first_block: u64,
+        data: &ChunkData,
+        done: &mut u64,
+    ) -> Outcome<Option<u64>> {
         thread_local! {
             /// Raw and encoded bytes of one block.
             static BUFFERS: RefCell<(Vec<u8>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
@@ -235,20 +250,29 @@ impl Transfer {
         let (mut block_idx, mut at) = (first_block, 0);
         while at < data.len() {
             let shape = self.block_in(block_idx, data.len() - at)?;
-            let (extent, told) = BUFFERS.with_borrow_mut(|(raw, encoded)| {
+            if block_idx - first_block < *done {
+                (at, block_idx) = (at + shape.raw_bytes, block_idx + 1);
+                continue;
+            }
+            let stored = BUFFERS.with_borrow_mut(|(raw, encoded)| {
                 raw.resize(index(shape.raw_bytes), 0);
                 data.read_at(at, raw)?;
                 let told = encode_block(coding.encoding(), &self.geometry, block_idx, raw, encoded);
                 let told = told.map_err(|error| self.refused(block_idx, &error))?;
-                let extent = store.store_bytes(&self.namespace, encoded, self.place(), self.user)?;
-                Ok((extent, (told, crc32c(raw))))
+                let extent = store.try_store_bytes(&self.namespace, encoded, self.place())?;
+                Ok(extent.map(|extent| (extent, (told, crc32c(raw)))).ok_or(encoded.len() as u64))
             })?;
+            let (extent, told) = match stored {
+                Ok(stored) => stored,
+                Err(needed) => return Ok(Some(needed)),
+            };
             reach(Point::PutEncoded);
             self.fill(store, block_idx, extent, told)?;
+            *done += 1;
             at += shape.raw_bytes;
             block_idx += 1;
         }
-        Ok(())
+        Ok(None)
     }
 
     fn place(&self) -> Place<'_> {
@@ -420,15 +444,33 @@ impl Store {
         place: Place<'_>,
         user: User,
     ) -> Outcome<Extent> {
+        loop {
+            if let Some(extent) = self.try_store_bytes(namespace, bytes, place)? {
+                return Ok(extent);
+            }
+            self.grow(namespace, SegmentKind::Data, bytes.len() as u64, user)?;
+        }
+    }
+
+    /// As [`Store::store_bytes`]; `None` when there is no room before a segment has come back.
+    fn try_store_bytes(
+        &self,
+        namespace: &Namespace,
+        bytes: &[u8],
+        place: Place<'_>,
+    ) -> Outcome<Option<Extent>> {
         let len = bytes.len() as u64;
         loop {
             if let Some(mut fresh) =
                 self.within_quota(namespace, |namespace| namespace.allocate_for(place, len))?
             {
                 fresh.write(0, bytes);
-                return Ok(fresh.freeze());
+                return Ok(Some(fresh.freeze()));
             }
-            self.grow(namespace, SegmentKind::Data, len, user)?;
+            if !self.try_grow(namespace, SegmentKind::Data, len)? {
+                self.trim(0);
+                return Ok(None);
+            }
         }
     }
 

@@ -36,7 +36,7 @@ fn a_request_folds_a_few_blocks_and_one_dry_run_goes_on_at_a_time() {
     let transfers = Transfers::default();
     let transfer = transfers.begin(&store, 1, &caller, begin, None).unwrap();
     let data = ChunkData::Inline(vec![0; index(BLOCKS * 512 * 512)]);
-    transfers.chunk(&store, (1, &caller), transfer, 0, &data).unwrap();
+    transfers.chunk(&store, (1, &caller), (transfer, 0), &data, (&mut 0, false)).unwrap();
     transfers.commit(&store, (1, &caller), transfer).unwrap();
 
     let namespace = store.namespace("default").unwrap();
