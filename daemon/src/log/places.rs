@@ -34,8 +34,7 @@ impl Places {
     /// Whether a place may log a line now; if not, the line is counted.
     fn admits(&self, metadata: &Metadata<'_>, now: Instant, message: impl FnOnce() -> String) -> bool {
         let mut places = self.0.lock();
-        let empty =
-            Place { level: *metadata.level(), since: now, lines: 0, more: 0, message: String::new() };
+        let empty = Place { level: *metadata.level(), since: now, lines: 0, more: 0, message: String::new() };
         let place = places.entry(metadata.callsite()).or_insert(empty);
         if now.duration_since(place.since) >= WINDOW {
             (place.since, place.lines) = (now, 0);
