@@ -50,7 +50,7 @@ fn ways(point: Point) -> Vec<Way> {
             let both = [("get", RAW), ("gather", CODED)].into_iter();
             both.map(|(operation, codec)| Way { point, operation, codec, by_other: Some(request) }).collect()
         }
-        Plan::Start | Plan::Daemon(_) | Plan::Store(_) | Plan::Errno => Vec::new(),
+        Plan::Start | Plan::Daemon(_) | Plan::Store(_) | Plan::Thread | Plan::Errno => Vec::new(),
     }
 }
 

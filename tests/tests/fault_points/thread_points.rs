@@ -9,7 +9,7 @@ const PANIC: &str = "a test ends this thread";
 
 /// Arms the point; a client comes and goes, which every one of these threads has something to do for.
 fn panicked(point: Point) -> Daemon {
-    let daemon = Daemon::start(PROGRAM, &SERVE);
+    let daemon = Daemon::with_faults(PROGRAM, &SERVE);
     put(&daemon.client(), "a", (1, 1), RAW, ROWS).expect("room");
     daemon.arm(point, &format!("1*panic({PANIC})"));
     drop(tierpack_client::Client::builder().socket(daemon.socket()).connect());
