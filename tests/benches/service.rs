@@ -188,8 +188,8 @@ fn unmapped(socket: &Path, load: &Load) {
     while load.goes_on() {
         let mut peer = Peer::greeted(socket);
         peer.attach("default");
-        // The daemon ends a session that names what it was not asked to unmap.
-        while load.goes_on() && peer.send_bytes(&bytes, &[]).is_ok() {}
+        // The daemon ends a session that names what it was not asked to unmap, and hardly reads it then.
+        let _ = peer.send_bytes(&bytes, &[]).is_ok();
     }
 }
 

@@ -34,6 +34,8 @@ const _: () = assert!(MAX_FILE_METADATA_BYTES <= HARMLESS_BYTES);
 struct Line {
     waiting: VecDeque<OwnedFd>,
     is_busy: bool,
+    /// Whether reading from its user has been put off since it was long.
+    is_awaited: bool,
 }
 
 #[derive(Debug, Default)]
@@ -73,7 +75,7 @@ impl Closer {
         let (name, shared, events) = ("closer", Arc::clone(&self.shared), self.events.clone());
         let run = move || {
             // The line that it had would wait for ever.
-            if catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| shared.run(&events))).is_err() {
                 events.send(Event::Panicked("a thread that closes descriptors panicked".to_owned()));
             }
         };
@@ -105,10 +107,15 @@ impl Closer {
         }
     }
 
-    /// Whether a user has left so many descriptors to close that nothing more is taken from it.
+    /// Whether a user has left so many descriptors to close that nothing more is taken from it; then
+    /// [`Event::CaughtUp`] comes when that has changed.
     pub(crate) fn is_behind(&self, uid: u32) -> bool {
-        let state = self.shared.state.lock();
-        state.lines.get(&uid).is_some_and(|line| line.waiting.len() > BEHIND)
+        let mut state = self.shared.state.lock();
+        state.lines.get_mut(&uid).is_some_and(|line| {
+            let is_behind = line.waiting.len() > BEHIND;
+            line.is_awaited |= is_behind;
+            is_behind
+        })
     }
 }
 
@@ -121,7 +128,7 @@ impl Drop for Closer {
 
 impl Shared {
     /// One descriptor of one user at a time; what is left when the daemon ends is closed still.
-    fn run(&self) {
+    fn run(&self, events: &Events) {
         let mut state = self.state.lock();
         loop {
             let Some(uid) = state.turns.pop_front() else {
@@ -142,6 +149,10 @@ impl Shared {
             state = self.state.lock();
             if let Some(line) = state.lines.get_mut(&uid) {
                 line.is_busy = false;
+                if line.is_awaited && line.waiting.len() <= BEHIND / 2 {
+                    line.is_awaited = false;
+                    events.send(Event::CaughtUp);
+                }
                 if line.waiting.is_empty() {
                     state.lines.remove(&uid);
                 } else {

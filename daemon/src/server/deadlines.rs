@@ -88,11 +88,7 @@ impl Server {
             self.ticks.check = now + CHECK_TICK;
             // The background thread retires as well.
             self.ticks.reclaim.get_or_insert(now);
-            for number in std::mem::take(&mut self.paused) {
-                if let Some(session) = self.touch(number) {
-                    session.is_paused = false;
-                }
-            }
+            self.resume(|_| true);
             self.transfers.abort_idle(&self.store, self.put_idle_limit);
             self.store.drop_unused_namespaces();
             self.store.bury();

@@ -54,6 +54,8 @@ pub(crate) enum Event {
         /// Which.
         namespace: u32,
     },
+    /// Enough descriptors were closed of a user from whom reading was put off.
+    CaughtUp,
     /// A worker has panicked: one of our own invariants is broken, and the daemon ends.
     Panicked(String),
 }

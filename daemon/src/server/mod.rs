@@ -259,11 +259,26 @@ impl Server {
         }
     }
 
-    /// Reads nothing from a session until the next look around.
+    /// Reads nothing from a session until the next look around, or until its descriptors are closed.
     fn pause(&mut self, number: u64) {
         let Some(session) = self.touch(number) else { return };
         if !std::mem::replace(&mut session.is_paused, true) {
             self.paused.push(number);
+        }
+    }
+
+    /// Reads again from sessions that are paused.
+    fn resume(&mut self, which: impl Fn(&Session) -> bool) {
+        for number in std::mem::take(&mut self.paused) {
+            match self.sessions.get(&number) {
+                Some(session) if which(session) => {
+                    if let Some(session) = self.touch(number) {
+                        session.is_paused = false;
+                    }
+                }
+                Some(_) => self.paused.push(number),
+                None => {}
+            }
         }
     }
 
@@ -364,6 +379,7 @@ impl Server {
                 Event::Announce { namespace, id, segment } => self.announce(namespace, id, &segment),
                 Event::RightsChanged { namespace } => self.revoke(namespace),
                 Event::Retire { namespace, id, segment } => self.retire_segment(namespace, id, segment),
+                Event::CaughtUp => self.resume(Session::is_open),
                 Event::Panicked(text) => return Err(Error::Panicked { text }),
             }
         }
