@@ -23,6 +23,7 @@ mod cgroup;
 mod machine;
 mod process;
 
+pub(crate) use process::Handles;
 pub use process::{LockLimit, check_lock, explain_lock_failure, lock_limit, raise_descriptor_limit};
 
 /// The largest pool: a block word has 35 bits for an offset in units of 64 bytes.
@@ -41,6 +42,10 @@ const FIXED_HEADROOM_BYTES: u64 = GROWTH_MARGIN_BYTES + 2 * MIB;
 /// Measured: `RssAnon` of the same daemon while four clients each put 114 MiB of random floats is 51,032 KiB at most and
 /// 30,580 KiB afterwards: a worker that is busy takes 5 MiB more than what is in use under the limit already.
 const GROWTH_MARGIN_BYTES: u64 = 8 * MIB;
+
+/// The workers that this margin was measured with; each one more may take [`WORKER_BYTES`] at the same moment.
+const MEASURED_WORKERS: usize = 4;
+const WORKER_BYTES: u64 = 5 * MIB;
 
 /// Page tables (8 bytes for 4 KiB) and the page index of a memfd (576 bytes for 256 KiB) take 1/240 of a
 /// pool.
@@ -125,6 +130,11 @@ pub fn check_pool_size(pool_bytes: u64, root: &Path) -> Result<Option<Available>
         }),
         _ => Ok(available),
     }
+}
+
+/// Room that more workers than usual need, to be left next to each growth.
+pub(crate) fn worker_margin(workers: usize) -> u64 {
+    workers.saturating_sub(MEASURED_WORKERS) as u64 * WORKER_BYTES
 }
 
 /// The right to allocate what was checked: while it lives, no other thread of this process finds the same room.

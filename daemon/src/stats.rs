@@ -18,7 +18,7 @@ use tierpack_shm::stats::{PoolStats, SessionStats, Stats, TierStats};
 use crate::config::{Config, LockMode};
 use crate::error::chain;
 use crate::health::Health;
-use crate::limits;
+use crate::limits::{self, Handles};
 use crate::server::SOFTWARE;
 use crate::store::Store;
 use crate::store::namespace::Holds;
@@ -153,13 +153,13 @@ impl Board {
         stats.requests.refused = self.refused.load(Ordering::Relaxed);
         stats.requests.sessions_ended = self.sessions_ended.load(Ordering::Relaxed);
         stats.log.dropped = crate::log::dropped();
-        stats.health = self.health.stats(self.present_faults(&stats.pool));
+        stats.health = self.health.stats(self.present_faults(&stats));
         stats.cpu_level = Level::detect().to_string();
         stats
     }
 
     /// What shows only when somebody looks.
-    fn present_faults(&self, pool: &PoolStats) -> Vec<String> {
+    fn present_faults(&self, stats: &Stats) -> Vec<String> {
         let mut faults = Vec::new();
         if crate::log::is_dropping() {
             let dropped = crate::log::dropped();
@@ -168,7 +168,11 @@ impl Board {
                  cannot be written"
             ));
         }
-        let left = pool.size_bytes.saturating_sub(pool.segment_bytes);
+        let (segments, sessions) = (self.store.budget.n_segments(), stats.sessions.len() as u64);
+        let pages: usize = stats.sessions.iter().map(|session| session.namespaces.len()).sum();
+        let has = Handles { mappings: segments + pages as u64, descriptors: segments + sessions };
+        faults.extend(has.near_limits(Path::new("/")));
+        let left = stats.pool.size_bytes.saturating_sub(stats.pool.segment_bytes);
         if let Err(error) = limits::check_rest(left, Path::new("/")) {
             faults.push(chain(&error));
         }

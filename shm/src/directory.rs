@@ -1,7 +1,8 @@
 //! The daemon's side of a namespace's directory: header, slots, block tables, generation tables.
 //!
 //! A slot's memory is never used for anything but slots, so that a stale handle that looks at it can only see
-//! another publication.
+//! another publication. It is never returned either, so beyond the first segment slots have segments of their own, and
+//! those of the tables return.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use crate::epoch::{Stamp, retire};
 use crate::error::{Error, Result};
 use crate::layout::{LAYOUT_VERSION, SEGMENT_SPAN_UNITS, generation, header, slot, table};
 use crate::page::NamespaceId;
-use crate::pool::Pool;
+use crate::pool::{Fresh, Pool};
 use crate::publish::{publish_slot, unpublish_slot};
 use crate::ring::{Changed, Ring};
 use crate::segment::Segment;
@@ -62,8 +63,10 @@ pub struct SlotFields<'a> {
 /// Why there is no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoSlot {
-    /// There is no room for another slab of slots.
+    /// There is no room for another slab of slots: they need a reserved segment.
     Room,
+    /// There is no room for the tables.
+    TableRoom,
     /// So many slots are in use, which is the limit.
     Limit(u32),
 }
@@ -155,7 +158,7 @@ impl Directory {
             if self.free_indexes.is_empty() && self.slots_made >= self.max_slots {
                 return Err(NoSlot::Limit(self.max_slots));
             }
-            let slab = self.pool.allocate(slot::PER_SLAB * slot::BYTES).ok_or(NoSlot::Room)?.freeze();
+            let slab = self.new_slab().ok_or(NoSlot::Room)?.freeze();
             // Near the end of the indexes a slab has fewer slots.
             let indexes: Vec<_> = (0..SLOTS_PER_SLAB).map_while(|_| self.next_index()).collect();
             for (n, idx) in indexes.into_iter().enumerate().rev() {
@@ -164,6 +167,24 @@ impl Directory {
             }
         }
         self.free_slots.pop().ok_or(NoSlot::Limit(self.max_slots))
+    }
+
+    /// Memory for slots, from a reserved segment; from the first one while it is the only one.
+    fn new_slab(&mut self) -> Option<Fresh> {
+        let len = slot::PER_SLAB * slot::BYTES;
+        let is_first = self.pool.segments().nth(1).is_none();
+        self.pool.allocate_reserved(len).or_else(|| if is_first { self.pool.allocate(len) } else { None })
+    }
+
+    /// Whether a slot can be taken without another reserved segment.
+    pub fn has_slot(&mut self) -> bool {
+        match self.take_slot() {
+            Ok(slot) => {
+                self.give_slot(slot);
+                true
+            }
+            Err(no_slot) => no_slot != NoSlot::Room,
+        }
     }
 
     fn next_index(&mut self) -> Option<SlotIdx> {
@@ -345,7 +366,8 @@ mod tests {
         directory.bar_segments(&[0]);
         assert_eq!(directory.take_slot(), Err(NoSlot::Room), "the free slots lie in the barred segment");
         let added = directory.pool_mut().next_index().expect("an index");
-        directory.pool_mut().add(added, Arc::new(Segment::create(MIN_SEGMENT_BYTES).expect("a segment")), 0);
+        let segment = Arc::new(Segment::create(MIN_SEGMENT_BYTES).expect("a segment"));
+        directory.pool_mut().add_reserved(added, segment);
         let mut found = std::collections::BTreeSet::from([taken.idx().get()]);
         directory.give_slot(taken);
         while let Ok(slot) = directory.take_slot() {

@@ -198,6 +198,11 @@ impl Pool {
         self.extents.used_bytes()
     }
 
+    /// Bytes of the longest free run that everyone is given.
+    pub fn longest_free_bytes(&self) -> u64 {
+        self.extents.longest_free_bytes()
+    }
+
     /// Bytes of all segments.
     pub fn segment_bytes(&self) -> u64 {
         self.segment_bytes
@@ -263,7 +268,7 @@ mod tests {
         pool.free(extent);
         assert_eq!(pool.free_segments(), [idx]);
         assert!(pool.take_if_free(idx).is_some());
-        assert_eq!((pool.segment_bytes(), pool.longest()), (0, 0));
+        assert_eq!((pool.segment_bytes(), pool.longest_free_bytes()), (0, 0));
         pool.vacate(idx);
         assert_eq!(pool.next_index(), Some(idx));
     }
@@ -275,11 +280,5 @@ mod tests {
         let idx = pool.next_index().unwrap();
         pool.add(idx, Arc::new(Segment::create(1 << 20).unwrap()), 0);
         pool.allocate(64).unwrap().write(1, &[0; 64]);
-    }
-
-    impl Pool {
-        fn longest(&self) -> u64 {
-            self.extents.longest_free_bytes()
-        }
     }
 }

@@ -155,8 +155,9 @@ fn after_the_first_launches_nothing_is_allocated() {
         return;
     }
     let (daemon, gpu) = (start(), open());
-    // Behind it is room for the updates: a new segment would be registered.
-    put_with(&daemon.client(), "filler", CodecId::Raw, 1100, 512);
+    // It leaves no room for the tensor, whose new segment then has some for its updates and folds: one more segment
+    // would be registered.
+    put_with(&daemon.client(), "filler", CodecId::Raw, 1500, 512);
     let (handle, mut bytes) = put_with(&daemon.client(), "t", CodecId::Ibp, 500, 512);
     let device = handle.on_device(&gpu, CacheConfig::new(100_000)).expect("it fits");
     let mut ids = gpu.ids(&[0_u64; 64]).expect("few ids");

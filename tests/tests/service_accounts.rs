@@ -209,6 +209,25 @@ fn the_heap_of_tensors_is_counted_and_returns_to_the_system() {
     eventually("the return of freed heap", || (anonymous(&mut daemon) < before + 4 * MIB).then_some(()));
 }
 
+/// 22.
+#[test]
+fn the_tables_of_removed_tensors_return_while_one_is_left() {
+    let daemon = daemon("256MiB");
+    let mut peer = Peer::greeted(&daemon.socket());
+    let names = (0..8000).map(|n| format!("tensor {n}"));
+    assert!(put_empty(&mut peer, "many", names).is_none());
+    let full = daemon.stats().pool.segment_bytes;
+    for n in 1..8000 {
+        let remove = Request::Remove { namespace: "many".to_owned(), name: format!("tensor {n}") };
+        peer.request(remove, &[]).expect("it is there");
+    }
+    let rest = eventually("the return of tables", || {
+        let now = daemon.stats().pool.segment_bytes;
+        (now < full / 2).then_some(now)
+    });
+    println!("directory of 8000 tensors: {full} bytes, of one that is left: {rest}");
+}
+
 #[test]
 fn long_names_of_empty_tensors_meet_the_quota_and_the_pool() {
     let mut daemon = daemon_with_quota("16MiB");

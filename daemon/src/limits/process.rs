@@ -110,6 +110,29 @@ fn lock_limit_from(soft_bytes: u64, status: &str, uid_map: &str) -> LockLimit {
     }
 }
 
+/// Descriptors and mappings of memory that this process has, or may need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Handles {
+    pub(crate) mappings: u64,
+    pub(crate) descriptors: u64,
+}
+
+impl Handles {
+    /// One text for each limit of the system that leaves less than an eighth over these.
+    pub(crate) fn near_limits(self, root: &Path) -> Vec<String> {
+        let maps = cgroup::read(&root.join("proc/sys/vm/max_map_count")).unwrap_or_default();
+        let max_mappings = String::from_utf8_lossy(&maps).trim().parse().unwrap_or(u64::MAX);
+        let max_descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+        let both = [
+            (self.mappings, max_mappings, "mappings of memory", "vm.max_map_count"),
+            (self.descriptors, max_descriptors, "descriptors", "ulimit -n"),
+        ];
+        let near = both.into_iter().filter(|(count, limit, ..)| *count > limit - limit / 8);
+        near.map(|(count, limit, what, name)| format!("{count} of {limit} {what}: raise the limit ({name})"))
+            .collect()
+    }
+}
+
 /// Raises the number of descriptors that this process may have to the most that it may choose; returns it.
 ///
 /// # Errors
@@ -143,6 +166,16 @@ mod tests {
         // Every capability but this one.
         assert_eq!(limit("CapEff:\t000001ffffffbfff\n", FIRST), Some(8 * MIB));
         assert_eq!(lock_limit_from(RLIM_INFINITY, USER, FIRST).limit_bytes, None);
+    }
+
+    #[test]
+    fn the_last_eighth_of_the_mappings_is_near_the_limit() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("proc/sys/vm")).unwrap();
+        std::fs::write(root.path().join("proc/sys/vm/max_map_count"), "65530\n").unwrap();
+        let near = |mappings| Handles { mappings, descriptors: 0 }.near_limits(root.path());
+        assert_eq!(near(57_339), Vec::<String>::new());
+        assert_eq!(near(57_340), ["57340 of 65530 mappings of memory: raise the limit (vm.max_map_count)"]);
     }
 
     #[test]

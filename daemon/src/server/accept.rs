@@ -20,12 +20,12 @@ use tierpack_shm::message::{ErrorCode, HelloReply, MAX_MESSAGE_BYTES, PROTOCOL_V
 use tierpack_shm::socket::{Peer, peer, peer_groups, recv_keeping, send};
 
 use super::closer::Closer;
-use super::shares::Shares;
+use super::shares::{self, Shares};
 use crate::address;
 use crate::config::{Admit, Config, LockMode};
 use crate::error::{Result, chain};
 use crate::health::{Fault, Health};
-use crate::limits;
+use crate::limits::{self, Handles};
 use crate::ownership::{Listener, Ownership, SocketKind};
 use crate::store;
 use crate::store::access::Caller;
@@ -63,6 +63,9 @@ impl Front {
             store::check_locking()?;
         }
         limits::raise_descriptor_limit()?;
+        for text in may_need(config).near_limits(Path::new("/")) {
+            tracing::warn!("the configuration may need {text}");
+        }
         address::prepare_directory(config.socket())?;
         let ownership = Ownership::acquire(config.socket())?;
         reach(Point::StartLocked);
@@ -238,6 +241,13 @@ fn mode(admit: Admit) -> u32 {
 
 fn spare() -> Option<File> {
     File::open("/dev/null").ok()
+}
+
+/// What full tables take: a page per attachment, the segments of a full pool, a socket per session.
+fn may_need(config: &Config) -> Handles {
+    let segments = config.pool_bytes() / config.segment_bytes();
+    let (pages, sessions) = (shares::ATTACHMENTS[2] as u64, config.max_sessions() as u64);
+    Handles { mappings: segments + pages, descriptors: segments + sessions }
 }
 
 /// The number from which on descriptors are kept for what clients send and for segments: the last quarter of the

@@ -163,6 +163,9 @@ impl Server {
             self.take_events()?;
             self.answer();
             self.keep_time();
+            if let Some(bytes) = self.shares.changed_request_bytes() {
+                self.store.budget.charge_requests(bytes);
+            }
             let returns = self.store.budget.returns();
             if std::mem::replace(&mut self.returns, returns) != returns {
                 self.workers.queue.unpark();

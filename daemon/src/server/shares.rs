@@ -11,7 +11,7 @@ use crate::store::Outcome;
 use crate::store::access::Caller;
 
 /// Namespaces that one session, one user, and all together may be attached to: each costs a page and a mapping.
-const ATTACHMENTS: [usize; 3] = [4096, 8192, 32_768];
+pub(super) const ATTACHMENTS: [usize; 3] = [4096, 8192, 32_768];
 /// Requests that wait for workers, the ones that workers have included.
 const REQUESTS: [usize; 3] = [128, 2048, 16_384];
 /// Bytes of their messages.
@@ -63,11 +63,13 @@ pub(crate) struct Shares {
     max_sessions: usize,
     users: BTreeMap<u32, Share>,
     all: Share,
+    /// What [`Shares::changed_request_bytes`] gave last.
+    noted_bytes: u64,
 }
 
 impl Shares {
     pub(crate) fn new(max_sessions: usize) -> Self {
-        Self { max_sessions, users: BTreeMap::new(), all: Share::default() }
+        Self { max_sessions, users: BTreeMap::new(), all: Share::default(), noted_bytes: 0 }
     }
 
     fn user(&mut self, uid: u32) -> &mut Share {
@@ -159,6 +161,12 @@ impl Shares {
         self.user(session.caller.uid).load.add(load);
         self.all.load.add(load);
         Ok(())
+    }
+
+    /// Bytes of the requests under way, if they are not those of the last call.
+    pub(crate) fn changed_request_bytes(&mut self) -> Option<u64> {
+        let now = self.all.load.bytes as u64;
+        (std::mem::replace(&mut self.noted_bytes, now) != now).then_some(now)
     }
 
     /// Counts requests out that were answered or dropped.

@@ -30,6 +30,8 @@ pub(crate) enum Purpose {
 struct Taken {
     /// Bytes of segments, the returning ones included.
     segments: u64,
+    /// How many segments these are.
+    n_segments: u64,
     /// Bytes of segments that clients still map although they are retired.
     returning: u64,
     /// Page-locked bytes.
@@ -40,6 +42,8 @@ struct Taken {
     waiting: usize,
     /// Bytes of the daemon's heap that tensors, names and puts are charged with.
     heap: u64,
+    /// Bytes of requests that wait for workers, a part of `heap`.
+    requests: u64,
     /// The most that it was since the allocator was last asked to return memory.
     heap_peak: u64,
 }
@@ -108,13 +112,16 @@ impl Budget {
         let fits = others.checked_add(len).is_some_and(|total| total <= self.limit_for(purpose));
         if fits {
             taken.segments += len;
+            taken.n_segments += 1;
         }
         fits
     }
 
     /// Gives back what was taken for a segment that was not made.
     pub(crate) fn give(&self, len: u64) {
-        self.taken.lock().segments -= len;
+        let mut taken = self.taken.lock();
+        taken.segments -= len;
+        taken.n_segments -= 1;
         self.returned.notify_all();
     }
 
@@ -143,6 +150,14 @@ impl Budget {
     pub(crate) fn charge_anyway(self: &Arc<Self>, of: &Arc<AtomicU64>, len: u64) -> Charge {
         self.taken.lock().charge(len);
         self.charged(of, len)
+    }
+
+    /// Charges the messages that wait for workers, which have limits of their own.
+    pub(crate) fn charge_requests(&self, len: u64) {
+        let mut taken = self.taken.lock();
+        taken.heap -= std::mem::take(&mut taken.requests);
+        taken.requests = len;
+        taken.charge(len);
     }
 
     fn charged(self: &Arc<Self>, of: &Arc<AtomicU64>, len: u64) -> Charge {
@@ -189,6 +204,7 @@ impl Budget {
         let mut taken = self.taken.lock();
         taken.returning -= len;
         taken.segments -= len;
+        taken.n_segments -= 1;
         if was_locked {
             taken.locked -= len;
         }
@@ -282,6 +298,11 @@ impl Budget {
         all.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         all.truncate(most);
         all
+    }
+
+    /// How many segments there are, the returning ones included.
+    pub(crate) fn n_segments(&self) -> u64 {
+        self.taken.lock().n_segments
     }
 
     /// (segments, returning, locked) in bytes.

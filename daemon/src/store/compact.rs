@@ -86,8 +86,9 @@ impl Namespace {
             found.min_by_key(|(_, used_here, len)| used_here * 1000 / len.max(&1)).copied()
         };
         let is_barred = |idx: usize| data.is_segment_barred(idx);
-        let is_due = |(idx, ..): &&(usize, u64, u64)| is_barred(*idx) && !looked_through.contains_key(idx);
-        if let Some((segment_idx, ..)) = sparsest(&mut uses.iter().filter(is_due)) {
+        let is_due = |(idx, ..): &&(usize, u64, u64)| !looked_through.contains_key(idx);
+        let barred = uses.iter().filter(|(idx, ..)| is_barred(*idx));
+        if let Some((segment_idx, ..)) = sparsest(&mut barred.filter(is_due)) {
             return Some((segment_idx, true));
         }
         let is_plain = |(idx, ..): &&(usize, u64, u64)| !is_barred(*idx) && !data.is_segment_reserved(*idx);
@@ -97,7 +98,8 @@ impl Namespace {
         if used * 100 >= all * USED_PERCENT {
             return None;
         }
-        let (segment_idx, used_here, len) = sparsest(&mut plain.iter())?;
+        // One that leases or a lack of room kept from being emptied has its turn again after the others.
+        let (segment_idx, used_here, len) = sparsest(&mut plain.iter().filter(is_due))?;
         let free_elsewhere = (all - used) - (len - used_here);
         if used_here * ROOM_PERCENT / 100 > free_elsewhere {
             return None;

@@ -19,7 +19,7 @@ use nix::unistd::{getegid, geteuid};
 use parking_lot::{Mutex, RwLock};
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::fork::random;
-use tierpack_shm::layout::{MIN_SEGMENT_BYTES, SEGMENT_SPAN_BYTES};
+use tierpack_shm::layout::{MIN_SEGMENT_BYTES, SEGMENT_SPAN_BYTES, slot};
 use tierpack_shm::message::{ErrorCode, Refusal, Reply, SegmentId};
 use tierpack_shm::segment::{Segment, SegmentKind};
 
@@ -71,6 +71,8 @@ const SEGMENT_STEP_BYTES: u64 = 64 << 10;
 const REFIT_QUEUE: usize = 1024;
 /// A namespace's data segments grow by one part in so many of what they have, so that little of it lies idle.
 const GROWTH_SHARE: u64 = 16;
+/// The same for the tables of its directory, where what is left of a segment cannot be moved.
+const DIRECTORY_SHARE: u64 = 4;
 /// The poll loop reclaims for at most one part in so many of its time, and one.
 const RECLAIM_REST: u32 = 9;
 /// How long an allocation waits for clients to unmap segments that return to the system.
@@ -84,6 +86,8 @@ pub(crate) struct Store {
     pub(crate) file_metadata: FileMetadataSet,
     lock: LockMode,
     segment_bytes: u64,
+    /// What workers may allocate while the pool grows.
+    worker_margin: u64,
     serials: AtomicU64,
     /// The namespaces in which something is retired.
     retiring: Arc<Retiring>,
@@ -124,6 +128,7 @@ impl Store {
             file_metadata: FileMetadataSet::new(config.pool_bytes()),
             lock: config.lock(),
             segment_bytes: config.segment_bytes(),
+            worker_margin: limits::worker_margin(config.workers()),
             serials: AtomicU64::new(1),
             retiring: Arc::default(),
             next_reclaim: Mutex::new(Instant::now()),
@@ -204,10 +209,11 @@ impl Store {
         if namespace.has_room(kind, needed) {
             return Ok(true);
         }
-        if let Some(segment) = self.grown_segment(namespace, kind, needed) {
+        let is_for_slots = kind == SegmentKind::Directory && namespace.lacks_slots();
+        if let Some(segment) = self.grown_segment(namespace, (kind, is_for_slots), needed) {
             let segment = segment?;
             reach(Point::SegmentMade);
-            self.add_segment(namespace, (kind, false), segment)?;
+            self.add_segment(namespace, (kind, is_for_slots), segment)?;
             return Ok(true);
         }
         drop(growing);
@@ -219,9 +225,6 @@ impl Store {
 
     /// Refuses for want of room, after all waiting.
     pub(super) fn no_room(&self, user: User, needed: u64) -> Refusal {
-        if self.budget.is_stopped() {
-            return Refusal::new(ErrorCode::Stopping, "the daemon is shutting down");
-        }
         self.reclaim_all();
         self.full(user, needed)
     }
@@ -276,9 +279,10 @@ impl Store {
     fn grown_segment(
         &self,
         namespace: &Namespace,
-        kind: SegmentKind,
+        (kind, is_for_slots): (SegmentKind, bool),
         needed: u64,
     ) -> Option<Outcome<Segment>> {
+        let needed = if is_for_slots { slot::PER_SLAB * slot::BYTES } else { needed };
         let least = needed.next_multiple_of(SEGMENT_STEP_BYTES).max(MIN_SEGMENT_BYTES);
         let has = namespace.segment_bytes(kind);
         let usual = match kind {
@@ -287,7 +291,8 @@ impl Store {
             SegmentKind::Data => {
                 (has / GROWTH_SHARE).next_multiple_of(MIN_SEGMENT_BYTES).max(USUAL_DATA_BYTES)
             }
-            SegmentKind::Directory => has.next_power_of_two(),
+            SegmentKind::Directory if is_for_slots => has / GROWTH_SHARE,
+            SegmentKind::Directory => has / DIRECTORY_SHARE,
         };
         // A whole number of extents of this size: what does not hold one more is lost in every segment.
         let whole = usual.clamp(MIN_SEGMENT_BYTES, self.segment_bytes) / needed.max(1) * needed;
@@ -307,7 +312,8 @@ impl Store {
         if !self.budget.take(len, purpose) {
             return None;
         }
-        let made = limits::check_growth(len, Path::new("/")).and_then(|_room| self.new_segment(len));
+        let made = limits::check_growth(len + self.worker_margin, Path::new("/"))
+            .and_then(|_room| self.new_segment(len));
         Some(made.map_err(|error| {
             self.budget.give(len);
             let text = crate::error::chain(&error);

@@ -169,21 +169,21 @@ impl Namespace {
         extents.into_iter().for_each(|extent| inner.data.free(extent));
     }
 
+    /// Whether an extent of so many bytes can be allocated; in the directory, and a slot with it.
     pub(super) fn has_room(&self, kind: SegmentKind, len: u64) -> bool {
         let mut inner = self.inner.lock();
-        let pool = inner.pool_mut(kind);
-        match pool.allocate(len) {
-            Some(fresh) => {
-                pool.free(fresh.freeze());
-                true
-            }
-            None => false,
-        }
+        let has_extent = inner.pool_mut(kind).longest_free_bytes() >= len;
+        has_extent && (kind == SegmentKind::Data || inner.directory.has_slot())
+    }
+
+    /// Whether another segment for slots is what the directory lacks.
+    pub(super) fn lacks_slots(&self) -> bool {
+        !self.inner.lock().directory.has_slot()
     }
 
     /// Adds a segment, and tells of it by `announce` before anybody can take it out again.
     ///
-    /// Of a reserved one only [`Namespace::allocate_for_move`] allocates.
+    /// Of a reserved one only [`Namespace::allocate_for_move`] allocates, and in the directory only slots.
     pub(super) fn add_segment(
         &self,
         (kind, is_reserved): (SegmentKind, bool),
@@ -215,14 +215,14 @@ impl Namespace {
         Ok(id)
     }
 
-    /// Takes out data segments in which nothing is used, the first `keep` of them that could be used again aside, and
+    /// Takes out segments in which nothing is used, the first `keep` of each kind that could be used again aside, and
     /// reports each by `retire` in the order of all that is reported of this namespace.
     pub(super) fn take_free_segments(&self, keep: usize, mut retire: impl FnMut(SegmentId, Arc<Segment>)) {
         let mut inner = self.inner.lock();
         if inner.is_buried {
             return;
         }
-        for (kind, keep) in [(SegmentKind::Data, keep), (SegmentKind::Directory, 0)] {
+        for kind in [SegmentKind::Data, SegmentKind::Directory] {
             let pool = inner.pool_mut(kind);
             let (barred, free): (Vec<_>, Vec<_>) = pool
                 .free_segments()
@@ -301,7 +301,7 @@ impl Namespace {
         }
         let (slot, table, generations) = match inner.directory_parts(&content) {
             Ok(parts) => parts,
-            Err(NoSlot::Room) => return Ok(Err((content, charge))),
+            Err(NoSlot::Room | NoSlot::TableRoom) => return Ok(Err((content, charge))),
             Err(NoSlot::Limit(limit)) => {
                 content.into_extents().for_each(|extent| inner.data.free(extent));
                 let text = format!(
@@ -458,12 +458,12 @@ impl Inner {
         let slot = self.directory.take_slot()?;
         let Some(table) = self.directory.new_table(&words) else {
             self.directory.give_slot(slot);
-            return Err(NoSlot::Room);
+            return Err(NoSlot::TableRoom);
         };
         let Some(generations) = self.directory.new_generations() else {
             self.directory.give_slot(slot);
             self.directory.pool_mut().free(table);
-            return Err(NoSlot::Room);
+            return Err(NoSlot::TableRoom);
         };
         for (generation_idx, StoredMetadata { number, len, extent, .. }) in content.generations.live() {
             let entered =

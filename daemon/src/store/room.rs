@@ -170,6 +170,9 @@ impl Store {
     ///
     /// The operator also reads who holds and who was promised what; others, what is in their own namespaces.
     pub(super) fn full(&self, user: User, needed: u64) -> Refusal {
+        if self.budget.is_stopped() {
+            return Refusal::new(ErrorCode::Stopping, "the daemon is shutting down");
+        }
         let now = self.occupancy();
         let (holders, promised, own) = if user.is_operator {
             (self.name_holders(), self.name_promised(), self.unmapping.named())

@@ -168,6 +168,17 @@ fn by_client(point: Point, (who, errno, says): (Who, &str, &str)) -> String {
     format!("{errno} {who:?}: {heard}")
 }
 
+/// A peer that could not be taken in is taken in later.
+fn by_listener() -> String {
+    let stage = Stage::new();
+    stage.daemon.arm(Point::Accept, "3*return(ENOBUFS)");
+    let asking = stage.daemon.client();
+    stage.attempt(Who::FirstRead, &asking).expect("it is taken in later");
+    drop(asking);
+    stage.end("accept");
+    "ENOBUFS: the peer is taken in later".to_owned()
+}
+
 /// The number of the last session of a process.
 fn session_of(daemon: &Daemon, pid: u32) -> u64 {
     let sessions = daemon.stats().sessions;
@@ -193,6 +204,7 @@ fn a_call_that_fails_is_told_and_leaves_nothing() {
             }
         }
     }
+    runs.add(Point::Accept, by_listener());
     runs.finish(|point| matches!(plan(point), Plan::Errno));
 }
 

@@ -18,6 +18,7 @@ const TARGET: u16 = 1;
 const KEPT: u16 = 2;
 const SMALL: u16 = 6;
 const FIRST: u16 = 7;
+const ROOM: u16 = 8;
 
 const ROW_WORDS: u64 = 64;
 const ROW_BYTES: usize = 512;
@@ -173,6 +174,15 @@ impl Stage {
         let before = Baseline::take(&daemon, 1);
         work.prepare(&client);
         put(&client, "kept", (KEPT, 1), RAW, ROWS).expect("room");
+        if work != Work::Compact {
+            // What the work stores finds room where readers have mapped it: a stopped daemon sends no segment.
+            put(&client, "room", (ROOM, 1), RAW, ROWS).expect("room");
+            client.remove("room").expect("it is there");
+            eventually("free room", || {
+                let pool = daemon.stats().pool;
+                (pool.used_bytes == pool.stored_bytes).then_some(())
+            });
+        }
         let kept = client.open("kept").and_then(|kept| kept.view()).expect("it is there");
         let what = format!("{} by {work:?}", point.name());
         let target = client.open("target").expect("it is there");

@@ -174,7 +174,8 @@ mod tests {
         for n in 0..N {
             while !publish(&namespace, &n.to_string()).unwrap() {
                 let segment = Segment::create(MIN_SEGMENT_BYTES).unwrap();
-                let added = namespace.add_segment((SegmentKind::Directory, false), segment, 2, |_, _| ());
+                let kind = (SegmentKind::Directory, namespace.lacks_slots());
+                let added = namespace.add_segment(kind, segment, 2, |_, _| ());
                 added.unwrap();
             }
         }
