@@ -78,7 +78,7 @@ fn a_client_without_addresses_or_descriptors_reads_on() {
         return;
     }
     let addresses = |pid| format!("--as={}:", (status(pid, "VmSize:") << 10) + (12 << 20));
-    reads_on_at(addresses, "--as=unlimited:", "map 2097152 bytes of shared memory");
+    reads_on_at(addresses, "--as=unlimited:", "bytes of shared memory: ENOMEM");
     // Below what is open: no number is free for another.
     let descriptors = |_| "--nofile=3:".to_owned();
     reads_on_at(descriptors, "--nofile=256:", "raise the limit on open files (ulimit -n)");
