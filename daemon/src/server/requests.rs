@@ -24,7 +24,10 @@ use crate::store::{Outcome, Store};
 /// Bytes of entries in one page of a list, well below the limit of a message.
 const PAGE_BYTES: usize = 48 << 10;
 
-/// How long a chunk waits for clients to unmap segments that return to the system; it takes no worker meanwhile.
+/// When it is tried again.
+const CHUNK_RETRY: Duration = Duration::from_millis(100);
+/// How long a chunk waits for clients to unmap segments that return to the system, or for compaction to empty some; it
+/// takes no worker meanwhile.
 const CHUNK_WAIT: Duration = Duration::from_secs(5);
 
 /// A request on its way to a worker.
@@ -149,7 +152,7 @@ impl Context {
             match done {
                 Ok(Attempt::Waits(mut job)) => {
                     let latest = (Instant::now() + CHUNK_WAIT).min(job.deadline);
-                    let until = *job.waiting.until.get_or_insert(latest);
+                    let until = (*job.waiting.until.get_or_insert(latest)).min(Instant::now() + CHUNK_RETRY);
                     self.queue.park(job, until, || self.store.budget.returns() != returns);
                 }
                 Ok(Attempt::Done(result, descriptors)) => {

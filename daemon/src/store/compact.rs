@@ -21,12 +21,18 @@ use super::namespace::{BATCH, BLOCKS, Change, Intent, Key, Namespace, Stored, Ta
 use super::update::Workspace;
 use super::{Outcome, Store};
 
+mod demand;
+
+pub(super) use demand::Demand;
+
 /// A namespace is compacted while less than this part of its data segments is used, in percent.
 const USED_PERCENT: u64 = 95;
 /// What moves must find this much room elsewhere, in percent of its bytes: room is in pieces.
 const ROOM_PERCENT: u64 = 110;
 /// How long a segment in which nothing visible is left may wait for leases before it is used again.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same while puts wait for room.
+const DEMAND_PATIENCE: Duration = Duration::from_millis(20);
 /// How long a barred segment may wait for leases or for room before another one has its turn.
 const BARRED_PATIENCE: Duration = Duration::from_secs(1);
 /// When that one has its turn again.
@@ -216,12 +222,22 @@ impl Store {
             (compaction.at, compaction.target, compaction.blocks) = (Some(next), Some(found), in_it);
             return Progress::More;
         }
+        if !compaction.is_barred {
+            // A put or an update may have opened it again, for want of room.
+            namespace.inner.lock().data.close_segment(*segment_idx);
+        }
         let since = *compaction.emptied.get_or_insert_with(Instant::now);
         if namespace.is_gone_or_free(*segment_idx) {
             self.trim_one(namespace, 0);
             return Progress::Emptied;
         }
-        if since.elapsed() > if compaction.is_barred { BARRED_PATIENCE } else { PATIENCE } {
+        let patience = match compaction.is_barred {
+            true => BARRED_PATIENCE,
+            // What a put under way has stored in it cannot be moved: another segment has its turn.
+            false if self.demand.is_open() => DEMAND_PATIENCE,
+            false => PATIENCE,
+        };
+        if since.elapsed() > patience {
             namespace.give_up(*segment_idx);
             return if compaction.is_barred { Progress::Emptied } else { Progress::GivenUp };
         }

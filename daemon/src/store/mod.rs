@@ -33,6 +33,7 @@ pub(crate) mod access;
 mod admin;
 pub(crate) mod background;
 pub(crate) mod budget;
+mod bytes;
 mod coding;
 mod compact;
 mod content;
@@ -50,6 +51,7 @@ mod update;
 use access::{Caller, Right};
 use background::Record;
 use budget::{Budget, Purpose};
+use compact::Demand;
 use file_metadata::FileMetadataSet;
 use namespace::Holds;
 pub(crate) use namespace::Namespace;
@@ -95,6 +97,8 @@ pub(crate) struct Store {
     next_reclaim: Mutex<Instant>,
     /// Whether extents were freed since the last [`Store::tidy`].
     pub(crate) freed: AtomicBool,
+    /// Whether puts wait for room that compaction may make.
+    demand: Demand,
     namespaces: RwLock<BTreeMap<String, Arc<Namespace>>>,
     /// Removed namespaces that somebody still maps.
     removed: Mutex<Vec<Arc<Namespace>>>,
@@ -133,6 +137,7 @@ impl Store {
             retiring: Arc::default(),
             next_reclaim: Mutex::new(Instant::now()),
             freed: AtomicBool::new(false),
+            demand: Demand::default(),
             namespaces: RwLock::new(BTreeMap::new()),
             removed: Mutex::default(),
             unmapping: Unmapping::default(),
@@ -218,8 +223,10 @@ impl Store {
         }
         drop(growing);
         self.reclaim_all();
-        // What is being emptied is better used than refused.
-        namespace.open_segments();
+        // What is being emptied is better used than refused, unless it is being emptied for this.
+        if !self.demand.is_open() {
+            namespace.open_segments();
+        }
         Ok(namespace.has_room(kind, needed))
     }
 
@@ -370,7 +377,7 @@ impl Store {
 
     fn reclaim_in(&self, namespace: &Namespace, patience: Patience) {
         if namespace.reclaim(patience) {
-            self.freed.store(true, Ordering::Relaxed);
+            self.note_freed();
         }
     }
 
@@ -386,9 +393,16 @@ impl Store {
         all
     }
 
-    /// Notes that extents were freed which were never visible: nobody waits for leases on them.
+    /// Notes that extents were freed.
     pub(crate) fn note_freed(&self) {
         self.freed.store(true, Ordering::Relaxed);
+        self.demand.note_freed();
+    }
+
+    /// Whether room for so many bytes may come while a put waits: segments are on their way back, or enough lies
+    /// scattered over segments that compaction may empty.
+    pub(super) fn may_make_room(&self, needed: u64) -> bool {
+        self.budget.is_returning() || (self.idle_bytes() >= needed && self.demand.ask())
     }
 
     /// Returns spare segments if something was freed since the last look.

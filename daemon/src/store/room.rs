@@ -160,6 +160,12 @@ impl Store {
         }
     }
 
+    /// Room in data segments that nothing uses.
+    pub(super) fn idle_bytes(&self) -> u64 {
+        let Taken { segments, directory, used, .. } = self.taken(None);
+        segments.saturating_sub(directory + used)
+    }
+
     fn occupancy(&self) -> Occupancy {
         let taken = self.taken(None);
         let (segments, returning, _) = self.budget.taken();

@@ -127,14 +127,17 @@ impl Transfers {
         if let Ok(found) = store.namespace(&begin.namespace) {
             found.check(caller, Right::Write)?;
         }
-        let (stored_bytes, heap_bytes) =
-            (stored_at_most(&geometry), heap::of_tensor(&begin.name, begin.shape.len(), n_blocks));
+        let stored_bytes = match begin.codec {
+            CodecChoice::Only(CodecId::Raw) => stored_raw(&geometry),
+            // What its values come to shows when they come; every block takes a unit at least.
+            _ => n_blocks.saturating_mul(UNIT_BYTES),
+        };
+        let heap_bytes = heap::of_tensor(&begin.name, begin.shape.len(), n_blocks);
         let needed = stored_bytes.saturating_add(directory_bytes).saturating_add(heap_bytes);
         store.check_room(user, needed)?;
         let namespace = store.namespace_for_put(&begin.namespace, caller)?;
         namespace.check(caller, Right::Write)?;
         namespace.check_free(&begin.name, begin.overwrite)?;
-        // Every block takes a unit at least: what the bytes come to is seen as they come.
         let at_least = n_blocks.saturating_mul(UNIT_BYTES).saturating_add(table_bytes(n_blocks));
         let (place, at_least) = (Place::Tensor(&begin.name), at_least.saturating_add(heap_bytes));
         store.within_quota(&namespace, |namespace| namespace.check_quota(place, at_least))?;
@@ -174,7 +177,7 @@ impl Transfers {
 
     /// Stores the blocks of a chunk from its block `done` on, and counts them there.
     ///
-    /// Says whether that were all; if `may_wait`, the others may find room once a segment has come back.
+    /// Says whether that were all; if `may_wait`, the others may find room once segments have come back or were emptied.
     pub(crate) fn chunk(
         &self,
         store: &Store,
@@ -188,8 +191,8 @@ impl Transfers {
         transfer.namespace.check(caller, Right::Write)?;
         let result = match transfer.chunk(store, first_block, data, done) {
             Ok(None) => Ok(true),
-            Ok(Some(_)) if may_wait && store.budget.is_returning() => Ok(false),
-            Ok(Some(needed)) => Err(store.no_room(transfer.user, needed)),
+            Ok(Some(needed)) if may_wait && store.may_make_room(needed) => Ok(false),
+            Ok(Some(needed)) => Err(transfer.explain(store.no_room(transfer.user, needed))),
             Err(refusal) => Err(refusal),
         };
         let code = result.as_ref().err().and_then(Refusal::code);
@@ -216,8 +219,8 @@ impl Transfers {
     }
 }
 
-/// The most bytes that the blocks of a tensor take, rounding included.
-fn stored_at_most(geometry: &Geometry) -> u64 {
+/// The bytes that the blocks of a tensor take when they are stored raw, rounding included; they never take more.
+fn stored_raw(geometry: &Geometry) -> u64 {
     // Every block but the last of a row or of the tensor has the shape of the first.
     let rounded = |shape: &BlockShape| max_encoded_len(shape).next_multiple_of(UNIT_BYTES);
     match geometry.n_blocks() {
@@ -245,8 +248,8 @@ impl Transfer {
                 data.len()
             )));
         }
-        let coding =
-            self.coding.get_or_init(|| self.choose(first_block, data)).as_ref().map_err(Clone::clone)?;
+        let choose = || self.choose(first_block, data).inspect(|coding| self.reserve(store, coding));
+        let coding = self.coding.get_or_init(choose).as_ref().map_err(Clone::clone)?;
         let (mut block_idx, mut at) = (first_block, 0);
         while at < data.len() {
             let shape = self.block_in(block_idx, data.len() - at)?;
@@ -277,6 +280,33 @@ impl Transfer {
 
     fn place(&self) -> Place<'_> {
         Place::Tensor(&self.name)
+    }
+
+    /// Reserves what the choice predicts, as far as there is room: nothing is refused by a prediction.
+    fn reserve(&self, store: &Store, coding: &Coding) {
+        let before = self.progress.lock().reserved_bytes;
+        let more = coding.predicted_bytes.min(stored_raw(&self.geometry)).saturating_sub(before);
+        let granted = store.reserve(&self.namespace, &self.name, self.user, more);
+        let mut progress = self.progress.lock();
+        if progress.ended {
+            store.unreserve(&self.namespace, self.user, granted);
+        } else {
+            progress.reserved_bytes += granted;
+        }
+    }
+
+    /// Adds to a refusal for want of room what else replaces values.
+    fn explain(&self, refusal: Refusal) -> Refusal {
+        if !self.overwrite || self.namespace.check_free(&self.name, false).is_ok() {
+            return refusal;
+        }
+        let Refusal { code, text } = refusal;
+        let text = format!(
+            "{text}; tensor {:?} stays until the one that replaces it is whole: update its rows in place, or remove it \
+             first",
+            self.name
+        );
+        Refusal { code, text }
     }
 
     /// Chooses the encoding by the first chunk that came: others wait for it here.
@@ -432,58 +462,5 @@ impl Transfer {
                 return Err(refusal);
             }
         }
-    }
-}
-
-impl Store {
-    /// Stores bytes in a namespace's data segments, which grow when they must; nobody sees them yet.
-    pub(super) fn store_bytes(
-        &self,
-        namespace: &Namespace,
-        bytes: &[u8],
-        place: Place<'_>,
-        user: User,
-    ) -> Outcome<Extent> {
-        loop {
-            if let Some(extent) = self.try_store_bytes(namespace, bytes, place)? {
-                return Ok(extent);
-            }
-            self.grow(namespace, SegmentKind::Data, bytes.len() as u64, user)?;
-        }
-    }
-
-    /// As [`Store::store_bytes`]; `None` when there is no room before a segment has come back.
-    fn try_store_bytes(
-        &self,
-        namespace: &Namespace,
-        bytes: &[u8],
-        place: Place<'_>,
-    ) -> Outcome<Option<Extent>> {
-        let len = bytes.len() as u64;
-        loop {
-            if let Some(mut fresh) =
-                self.within_quota(namespace, |namespace| namespace.allocate_for(place, len))?
-            {
-                fresh.write(0, bytes);
-                return Ok(Some(fresh.freeze()));
-            }
-            if !self.try_grow(namespace, SegmentKind::Data, len)? {
-                self.trim(0);
-                return Ok(None);
-            }
-        }
-    }
-
-    /// Stores metadata, which no word names yet.
-    pub(super) fn store_metadata(
-        &self,
-        namespace: &Namespace,
-        number: u32,
-        bytes: &[u8],
-        (place, user): (Place<'_>, User),
-    ) -> Outcome<StoredMetadata> {
-        let extent = self.store_bytes(namespace, bytes, place, user)?;
-        let len = u32::try_from(bytes.len()).expect("an extent is at most a segment");
-        Ok(StoredMetadata::new(number, len, extent))
     }
 }
