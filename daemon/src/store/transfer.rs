@@ -21,7 +21,7 @@ use tierpack_shm::types::{CodecChoice, CodecId, Extent, UNIT_BYTES, index};
 use super::access::{Caller, Right};
 use super::budget::Charge;
 use super::coding::Coding;
-use super::content::{Content, Description, StoredBlock, StoredMetadata};
+use super::content::{Content, Description, StoredBlock};
 use super::file_metadata::SharedText;
 use super::namespace::quota::{Place, table_bytes};
 use super::namespace::{Namespace, directory_need};
