@@ -18,7 +18,7 @@ use nix::unistd::{AccessFlags, faccessat, geteuid};
 
 use crate::error::{Error, Result};
 
-pub use tierpack_shm::address::{CONTROL_NAME, MAX_PATH_BYTES, stats_path};
+pub use tierpack_shm::address::{CONTROL_NAME, MAX_PATH_BYTES, metrics_path, stats_path};
 
 /// Makes the path of a control socket absolute and checks it; `origin` names the option that it comes from.
 ///

@@ -331,6 +331,12 @@ impl Config {
         address::stats_path(&self.socket)
     }
 
+    /// The metrics socket, beside the control socket.
+    #[must_use]
+    pub fn metrics_socket(&self) -> PathBuf {
+        address::metrics_path(&self.socket)
+    }
+
     /// The most bytes that all segments together may have.
     #[must_use]
     pub fn pool_bytes(&self) -> u64 {

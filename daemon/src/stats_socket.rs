@@ -1,12 +1,13 @@
-//! The stats socket: the JSON document, or Prometheus metrics over HTTP, from a thread of its own.
+//! The stats socket and the metrics socket: the JSON document, or Prometheus metrics over HTTP, from a thread of its own.
 //!
-//! A peer that sends nothing gets the document: at once when it has shut down its sending side, else after a short
-//! wait; `GET /metrics` and `GET /stats` are answered as HTTP/1.0.
+//! `GET /metrics` and `GET /stats` are answered as HTTP/1.0, on both.
+//! On the stats socket a peer that sends nothing gets the document: at once when it has shut down its sending side,
+//! else after a short wait. The metrics socket answers nobody before it has a request, however slow the peer is.
 //! Slow and hostile peers cost a bounded buffer and a deadline, never a lock: an answer is made whole before it is
 //! sent.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -62,11 +63,12 @@ enum State {
 }
 
 impl StatsThread {
-    pub(crate) fn start(listener: Arc<Mutex<Listener>>, board: Arc<Board>) -> Result<Self> {
+    /// Serves the stats socket and the metrics socket.
+    pub(crate) fn start(listeners: [Arc<Mutex<Listener>>; 2], board: Arc<Board>) -> Result<Self> {
         let (name, shutdown) = ("stats", Shutdown::new()?);
         let ended = shutdown.clone();
         let run = move || {
-            restarted(&ended, &board.health, || serve(&listener, &board, &ended));
+            restarted(&ended, &board.health, || serve(&listeners, &board, &ended));
         };
         let started = thread::Builder::new().name(name.to_owned()).spawn(run);
         Ok(Self { shutdown, thread: Some(started.map_err(|source| Error::Thread { name, source })?) })
@@ -102,19 +104,19 @@ fn restarted(shutdown: &Shutdown, health: &Health, serve: impl Fn()) {
     }
 }
 
-fn serve(listener: &Mutex<Listener>, board: &Board, shutdown: &Shutdown) {
+fn serve(listeners: &[Arc<Mutex<Listener>>; 2], board: &Board, shutdown: &Shutdown) {
     let mut readers: Vec<Reader> = Vec::new();
     while !shutdown.is_triggered() {
         reach(Point::StatsTurn);
-        let Ok(socket) = listener.lock().as_fd().try_clone_to_owned() else {
+        let [Some(stats), Some(metrics)] = listeners.each_ref().map(|listener| copy(listener)) else {
             // No descriptor is left: wait until some are.
             thread::sleep(TICK);
             continue;
         };
-        let Ok(socket) = Unshared::new(socket) else { continue };
         let mut fds = vec![
             PollFd::new(shutdown.fd(), PollFlags::POLLIN),
-            PollFd::new(socket.as_fd(), PollFlags::POLLIN),
+            PollFd::new(stats.as_fd(), PollFlags::POLLIN),
+            PollFd::new(metrics.as_fd(), PollFlags::POLLIN),
         ];
         fds.extend(readers.iter().map(|reader| PollFd::new(reader.stream.as_fd(), reader.awaited())));
         match poll(&mut fds, timeout(&readers)) {
@@ -125,10 +127,12 @@ fn serve(listener: &Mutex<Listener>, board: &Board, shutdown: &Shutdown) {
             }
         }
         readers.retain_mut(Reader::send);
-        for _ in 0..MAX_READERS {
-            let Ok(fd) = accept(&socket) else { break };
-            if readers.len() < MAX_READERS {
-                readers.push(Reader::new(fd));
+        for (socket, is_http) in [(&stats, false), (&metrics, true)] {
+            for _ in 0..MAX_READERS {
+                let Ok(fd) = accept(socket) else { break };
+                if readers.len() < MAX_READERS {
+                    readers.push(Reader::new(fd, is_http));
+                }
             }
         }
         readers.retain_mut(Reader::listen);
@@ -136,6 +140,12 @@ fn serve(listener: &Mutex<Listener>, board: &Board, shutdown: &Shutdown) {
         let mut answers = Answers::new(board);
         readers.retain_mut(|reader| reader.answer(&mut answers) && reader.send());
     }
+}
+
+/// A socket of our own, since its file may be made again meanwhile.
+fn copy(listener: &Mutex<Listener>) -> Option<Unshared<OwnedFd>> {
+    let socket = listener.lock().as_fd().try_clone_to_owned().ok()?;
+    Unshared::new(socket).ok()
 }
 
 /// Until the next tick, or until a peer has been quiet for long enough.
@@ -151,9 +161,10 @@ fn timeout(readers: &[Reader]) -> PollTimeout {
 }
 
 impl Reader {
-    fn new(stream: Unshared<UnixStream>) -> Self {
+    fn new(stream: Unshared<UnixStream>, is_http: bool) -> Self {
         let now = Instant::now();
-        Self { stream, state: State::Asking(Request::new(now)), deadline: now + DEADLINE }
+        let request = if is_http { Request::http() } else { Request::new(now) };
+        Self { stream, state: State::Asking(request), deadline: now + DEADLINE }
     }
 
     fn awaited(&self) -> PollFlags {

@@ -1,4 +1,4 @@
-//! Names of the sockets, for both sides: what a control socket is called, and the stats socket beside it.
+//! Names of the sockets, for both sides: what a control socket is called, and the stats and metrics sockets next to it.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -17,12 +17,22 @@ pub const CONTROL_NAME: &str = "control.sock";
 /// sides reach it all the same, by way of `/proc/self/fd`.
 #[must_use]
 pub fn stats_path(control: &Path) -> PathBuf {
+    beside(control, "stats.sock", ".stats")
+}
+
+/// The path of the metrics socket that belongs to a control socket: as [`stats_path`], with `metrics` for `stats`.
+#[must_use]
+pub fn metrics_path(control: &Path) -> PathBuf {
+    beside(control, "metrics.sock", ".metrics")
+}
+
+fn beside(control: &Path, usual: &str, suffix: &str) -> PathBuf {
     match control.file_name() {
-        Some(name) if name == CONTROL_NAME => control.with_file_name("stats.sock"),
+        Some(name) if name == CONTROL_NAME => control.with_file_name(usual),
         name => {
-            let mut stats_name = name.unwrap_or(OsStr::new("")).to_owned();
-            stats_name.push(".stats");
-            control.with_file_name(stats_name)
+            let mut name = name.unwrap_or(OsStr::new("")).to_owned();
+            name.push(suffix);
+            control.with_file_name(name)
         }
     }
 }
@@ -46,6 +56,8 @@ mod tests {
         let stats = |control: &[u8]| stats_path(Path::new(OsStr::from_bytes(control))).into_os_string();
         assert_eq!(stats(b"/run/tierpack/control.sock"), "/run/tierpack/stats.sock");
         assert_eq!(stats(b"/tmp/a.sock"), "/tmp/a.sock.stats");
+        assert_eq!(metrics_path(Path::new("/tmp/control.sock")), Path::new("/tmp/metrics.sock"));
+        assert_eq!(metrics_path(Path::new("/tmp/a.sock")), Path::new("/tmp/a.sock.metrics"));
         assert_eq!(stats(b"/tmp/stats.sock"), "/tmp/stats.sock.stats");
         assert_eq!(stats(b"/tmp/\xff\xfe.sock").as_bytes(), b"/tmp/\xff\xfe.sock.stats");
     }

@@ -75,7 +75,7 @@ fn of_twenty_daemons_at_once_one_serves() {
             assert_says(&loser.refusal(), &["owned by another daemon"]);
         }
         connect(&socket).put("a", Dtype::U8, &[1], &[7]).unwrap();
-        assert_eq!(names(&socket), ["control.sock", "control.sock.lock", "stats.sock"]);
+        assert_eq!(names(&socket), ["control.sock", "control.sock.lock", "metrics.sock", "stats.sock"]);
     }
 }
 
@@ -186,9 +186,12 @@ fn removed_socket_files_are_made_again_and_disturb_nobody() {
     data::fill(&mut bytes, 1, 1, 0);
     client.put("a", Dtype::U64, &[1 << 14, 8], &bytes).unwrap();
     let (handle, instance) = (client.open("a").unwrap(), daemon.stats().instance);
-    for names in
-        [&["control.sock"][..], &["stats.sock"], &["control.sock", "stats.sock", "control.sock.lock"]]
-    {
+    for names in [
+        &["control.sock"][..],
+        &["stats.sock"],
+        &["metrics.sock"],
+        &["control.sock", "stats.sock", "control.sock.lock"],
+    ] {
         for name in names {
             fs::remove_file(daemon.dir().join(name)).unwrap();
         }

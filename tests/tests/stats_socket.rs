@@ -1,6 +1,6 @@
 //! The stats socket beside slow, silent and rude peers: whoever reads gets a whole document, and nobody else notices.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -155,6 +155,23 @@ fn http_gives_the_document_the_metrics_or_an_error() {
         assert_eq!(ask(&path, request).status, 400, "{}", String::from_utf8_lossy(request));
     }
     assert_eq!(ask_and_end(&path, b"GET /metr").status, 400);
+}
+
+/// A scraper on a machine under load: it connects, and is slow to send its request.
+#[test]
+fn the_metrics_socket_answers_nobody_before_it_has_a_request() {
+    let daemon = start("32MiB");
+    let path = daemon.dir().join("metrics.sock");
+    let mut scraper = connect(&path);
+    scraper.set_read_timeout(Some(Duration::from_millis(500))).expect("set a deadline");
+    let silence = scraper.read(&mut [0; 16]).expect_err("nothing was asked");
+    assert_eq!(silence.kind(), ErrorKind::WouldBlock);
+    scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("send the request");
+    let mut text = String::new();
+    scraper.set_read_timeout(Some(DEADLINE)).expect("set a deadline");
+    scraper.read_to_string(&mut text).expect("an answer");
+    assert!(text.starts_with("HTTP/1.0 200 ") && text.contains("tierpack_build_info"), "{text}");
+    assert_eq!(ask_and_end(&path, b"").status, 400);
 }
 
 #[test]

@@ -44,10 +44,11 @@ const NO_DESCRIPTOR: &str = "the daemon has no descriptor left: raise its limit 
 pub(super) struct Front {
     // Dropped in this order: the names go before the lock.
     control: Option<Listener>,
-    stats: Option<Arc<Mutex<Listener>>>,
+    /// The stats socket and the metrics socket, which another thread serves.
+    stats: [Arc<Mutex<Listener>>; 2],
     ownership: Ownership,
     control_path: PathBuf,
-    stats_path: PathBuf,
+    stats_paths: [PathBuf; 2],
     admit: Admit,
     /// Closed for a moment to take in, and turn away, a peer at the limit on open files.
     spare: Option<File>,
@@ -70,15 +71,16 @@ impl Front {
         let ownership = Ownership::acquire(config.socket())?;
         reach(Point::StartLocked);
         let control = ownership.bind(config.socket(), SocketKind::SeqPacket, mode(config.admit()))?;
-        let stats_path = config.stats_socket();
-        let stats = ownership.bind(&stats_path, SocketKind::Stream, OWNER_MODE)?;
+        let stats_paths = [config.stats_socket(), config.metrics_socket()];
+        let bind = |path: &PathBuf| ownership.bind(path, SocketKind::Stream, OWNER_MODE);
+        let stats = [bind(&stats_paths[0])?, bind(&stats_paths[1])?];
         reach(Point::StartBound);
         Ok(Self {
             control: Some(control),
-            stats: Some(Arc::new(Mutex::new(stats))),
+            stats: stats.map(|listener| Arc::new(Mutex::new(listener))),
             ownership,
             control_path: config.socket().to_owned(),
-            stats_path,
+            stats_paths,
             admit: config.admit(),
             spare: spare(),
             health: Arc::default(),
@@ -90,9 +92,8 @@ impl Front {
         &self.control_path
     }
 
-    /// The stats socket, which another thread serves.
-    pub(super) fn stats(&self) -> Arc<Mutex<Listener>> {
-        Arc::clone(self.stats.as_ref().expect("taken only by stop_listening"))
+    pub(super) fn stats(&self) -> [Arc<Mutex<Listener>>; 2] {
+        self.stats.clone()
     }
 
     /// Where it notes that its files cannot be restored.
@@ -179,17 +180,19 @@ impl Front {
     /// Makes the socket files again when somebody has removed them.
     pub(super) fn keep_files(&mut self) {
         let control_lost = self.control.as_ref().is_some_and(|control| !control.is_still_there());
-        let stats_lost = self.stats.as_ref().is_some_and(|stats| !stats.lock().is_still_there());
-        if !control_lost && !stats_lost {
+        let lost = self.stats.each_ref().map(|stats| !stats.lock().is_still_there());
+        let [stats_lost, metrics_lost] = lost;
+        if !control_lost && !stats_lost && !metrics_lost {
             return;
         }
-        let restored = self.restore(control_lost, stats_lost);
+        let restored = self.restore(control_lost, lost);
         match restored {
             Ok(()) => {
                 self.health.clear(Fault::SocketFiles);
                 tracing::warn!(
                     control = control_lost,
                     stats = stats_lost,
+                    metrics = metrics_lost,
                     "socket files were removed: made again"
                 );
             }
@@ -202,14 +205,14 @@ impl Front {
         }
     }
 
-    fn restore(&mut self, control_lost: bool, stats_lost: bool) -> Result<()> {
+    fn restore(&mut self, control_lost: bool, stats_lost: [bool; 2]) -> Result<()> {
         self.ownership.restore()?;
         if control_lost {
             self.control =
                 Some(self.ownership.bind(&self.control_path, SocketKind::SeqPacket, mode(self.admit))?);
         }
-        if let (true, Some(stats)) = (stats_lost, &self.stats) {
-            *stats.lock() = self.ownership.bind(&self.stats_path, SocketKind::Stream, OWNER_MODE)?;
+        for (n, stats) in self.stats.iter().enumerate().filter(|(n, _)| stats_lost[*n]) {
+            *stats.lock() = self.ownership.bind(&self.stats_paths[n], SocketKind::Stream, OWNER_MODE)?;
         }
         Ok(())
     }

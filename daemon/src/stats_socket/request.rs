@@ -37,17 +37,23 @@ pub(super) enum Fault {
 #[derive(Debug)]
 pub(super) struct Request {
     received: Vec<u8>,
-    quiet_until: Instant,
+    /// When a peer that has sent nothing gets the document; `None` where it never does.
+    quiet_until: Option<Instant>,
 }
 
 impl Request {
     pub(super) fn new(now: Instant) -> Self {
-        Self { received: Vec::new(), quiet_until: now + QUIET }
+        Self { received: Vec::new(), quiet_until: Some(now + QUIET) }
+    }
+
+    /// One that is HTTP, or an error.
+    pub(super) fn http() -> Self {
+        Self { received: Vec::new(), quiet_until: None }
     }
 
     /// When to look again although nothing came; `None` once something has.
     pub(super) fn looks_again(&self) -> Option<Instant> {
-        self.received.is_empty().then_some(self.quiet_until)
+        self.quiet_until.filter(|_| self.received.is_empty())
     }
 
     /// Takes what has come; gives the wish once it is known.
@@ -62,8 +68,7 @@ impl Request {
                 Ok(n) => self.received.extend_from_slice(&buf[..n]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let is_quiet = self.received.is_empty() && now >= self.quiet_until;
-                    return Ok(is_quiet.then_some(Wish::Plain));
+                    return Ok(self.looks_again().filter(|until| now >= *until).map(|_| Wish::Plain));
                 }
                 Err(error) => return Err(error),
             }
@@ -76,7 +81,7 @@ impl Request {
     /// The wish of a peer that sends no more.
     fn at_end(&self) -> Wish {
         match self.line() {
-            _ if self.received.is_empty() => Wish::Plain,
+            _ if self.received.is_empty() && self.quiet_until.is_some() => Wish::Plain,
             Some(line) => wish(line),
             None => Wish::Fault(Fault::BadRequest),
         }
