@@ -23,7 +23,7 @@ use super::{Outcome, Store};
 mod check;
 mod run;
 
-use check::Checked;
+use check::{Checked, Fitted};
 pub(super) use run::{Refit, end_refit};
 
 /// Metadata for a tensor as it is now, and what they promise.
@@ -149,7 +149,7 @@ impl Store {
             .map_err(|_| failed("the fit panicked".to_owned()))?
             .map_err(|error| failed(error.to_string()))?;
         let checked = check::check(namespace, target, &fit, seed, &mut coders)?;
-        let (promised_bytes, longer) = checked.promise(geometry.n_blocks(), &standing, &fit);
+        let (promised_bytes, longer) = checked.promise(geometry.n_blocks(), &standing, Fitted::from(&fit));
         namespace.record(key, |record| {
             record.predicted_bytes = promised_bytes;
             record.predicted_codec = Some(fit.codec);

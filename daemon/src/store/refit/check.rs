@@ -3,6 +3,7 @@
 use tierpack_kernels::Coder;
 use tierpack_kernels::codec::{Encoding, encode_block};
 use tierpack_kernels::fit::{Fit, some_blocks};
+use tierpack_kernels::metadata::Metadata;
 use tierpack_shm::message::{ErrorCode, Refusal};
 use tierpack_shm::types::UNIT_BYTES;
 
@@ -23,6 +24,24 @@ pub(super) struct Checked {
     new_bytes: u64,
     /// What those save that become shorter.
     pub(super) saved_bytes: u64,
+}
+
+/// What a fit says of the tensor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fitted {
+    metadata_bytes: u64,
+    /// Metadata included.
+    predicted_bytes: u64,
+}
+
+impl From<&Fit> for Fitted {
+    fn from(fit: &Fit) -> Self {
+        let metadata_bytes = fit.metadata.as_ref().map_or(0, Metadata::len_bytes);
+        Self {
+            metadata_bytes: metadata_bytes.next_multiple_of(UNIT_BYTES),
+            predicted_bytes: fit.predicted_stored_bytes,
+        }
+    }
 }
 
 /// Encodes some blocks of a tensor as they are now by a fit, and stores nothing.
@@ -68,9 +87,8 @@ impl Checked {
     ///
     /// Where not all blocks were tried, what the others come to is scaled by what they take now, and never less than
     /// the sample of the fit says.
-    pub(super) fn promise(&self, n_blocks: u64, standing: &Standing, fit: &Fit) -> (u64, Longer) {
-        let metadata = fit.metadata.as_ref();
-        let metadata_bytes = metadata.map_or(0, |metadata| metadata.len_bytes().next_multiple_of(UNIT_BYTES));
+    pub(super) fn promise(&self, n_blocks: u64, standing: &Standing, fitted: Fitted) -> (u64, Longer) {
+        let Fitted { metadata_bytes, predicted_bytes } = fitted;
         let is_whole = self.blocks.len() as u64 == n_blocks;
         let blocks_bytes = standing.stored_bytes.saturating_sub(standing.metadata_bytes);
         let scaled = |bytes: u64| if is_whole { bytes } else { scaled(bytes, blocks_bytes, self.old_bytes) };
@@ -81,8 +99,8 @@ impl Checked {
         match (is_whole, grown) {
             (true, _) if all <= some => (all, Longer::Stored),
             (true, _) => (some, Longer::Dropped),
-            (false, 0) => (all.max(fit.predicted_stored_bytes), Longer::Dropped),
-            (false, _) => (some.max(fit.predicted_stored_bytes.saturating_sub(grown)), Longer::Dropped),
+            (false, 0) => (all.max(predicted_bytes), Longer::Dropped),
+            (false, _) => (some.max(predicted_bytes.saturating_sub(grown)), Longer::Dropped),
         }
     }
 }
@@ -91,4 +109,43 @@ impl Checked {
 fn scaled(value: u64, numerator: u64, denominator: u64) -> u64 {
     let scaled = u128::from(value) * u128::from(numerator) / u128::from(denominator.max(1));
     u64::try_from(scaled).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(blocks: &[(u64, u64)]) -> Checked {
+        let mut checked = Checked::default();
+        blocks.iter().zip(0..).for_each(|(&(old, new), block_idx)| checked.add(block_idx, old, new));
+        checked
+    }
+
+    fn standing(blocks_bytes: u64, metadata_bytes: u64) -> Standing {
+        Standing { revision: 0, stored_bytes: blocks_bytes + metadata_bytes, metadata_bytes }
+    }
+
+    #[test]
+    fn of_a_tensor_that_was_tried_as_a_whole_the_shorter_form_is_promised() {
+        let fitted = Fitted { metadata_bytes: 100, predicted_bytes: 0 };
+        let blocks = [(1000, 600), (1000, 1050)];
+        // With all blocks in the new form, the old metadata go: that is worth a block that grows, or it is not.
+        let promise = |old_metadata| checked(&blocks).promise(2, &standing(2000, old_metadata), fitted);
+        assert_eq!(promise(50), (1750, Longer::Stored));
+        assert_eq!(promise(49), (1749, Longer::Dropped));
+        assert_eq!(checked(&[(1000, 1100)]).promise(1, &standing(1000, 64), fitted), (1164, Longer::Dropped));
+    }
+
+    #[test]
+    fn no_more_is_promised_than_whole_blocks_and_the_sample_bear_out() {
+        let fitted = |predicted_bytes| Fitted { metadata_bytes: 100, predicted_bytes };
+        let standing = standing(100_000, 200);
+        let promise = |blocks: &[_], predicted| checked(blocks).promise(100, &standing, fitted(predicted));
+        // The sample met zeros alone; the blocks grow, shrink, or some of both.
+        assert_eq!(promise(&[(1000, 1400), (1000, 1400)], 500), (100_300, Longer::Dropped));
+        assert_eq!(promise(&[(1000, 700), (1000, 800)], 500), (75_100, Longer::Dropped));
+        assert_eq!(promise(&[(1000, 700), (1000, 1300)], 500), (85_300, Longer::Dropped));
+        // The sample says less than the blocks.
+        assert_eq!(promise(&[(1000, 700), (1000, 800)], 90_000), (90_000, Longer::Dropped));
+    }
 }
