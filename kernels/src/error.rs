@@ -307,7 +307,13 @@ pub enum Error {
         /// The index.
         idx: u8,
     },
-    /// A fit was asked for without a block to fit.
-    #[error("no sample: a fit needs at least one block of the tensor")]
+    /// A piece of a sample is no part of the block that it names.
+    #[error("a piece of a sample does not lie in block {block_idx}")]
+    PieceElsewhere {
+        /// The block.
+        block_idx: u64,
+    },
+    /// A fit was asked for without a piece to fit.
+    #[error("no sample: a fit needs at least one piece of the tensor")]
     NoSample,
 }

@@ -3,7 +3,7 @@
 use safetensors::SafeTensors;
 use tierpack_kernels::block::Block;
 use tierpack_kernels::codec::{self, Encoding};
-use tierpack_kernels::fit::{self, Fit, SAMPLE_BYTES, spread};
+use tierpack_kernels::fit::{self, Fit, Piece, Sample};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::metadata::{Granularity, Metadata};
 use tierpack_kernels::{Coder, Error};
@@ -16,13 +16,10 @@ fn geometry(dtype: Dtype, shape: &[u64], access: Access) -> Geometry {
     Geometry::new(dtype, shape, access, None).expect("a valid shape")
 }
 
-/// The sample that [`fit::sample_blocks`] asks for.
-fn sample<'a>(geometry: &Geometry, raw: &'a [u8]) -> Vec<(u64, &'a [u8])> {
-    let block = |block_idx| {
-        let shape = geometry.block(block_idx);
-        (block_idx, &raw[index(shape.byte_offset)..][..index(shape.raw_bytes)])
-    };
-    fit::sample_blocks(geometry).into_iter().map(block).collect()
+/// The sample that [`fit::pieces()`] asks for.
+fn sample<'a>(geometry: &Geometry, raw: &'a [u8]) -> Vec<Sample<'a>> {
+    let pieces = fit::pieces(geometry, 0..geometry.n_blocks(), 1);
+    pieces.into_iter().map(|piece| (piece, &raw[piece.in_tensor()])).collect()
 }
 
 /// Encodes and decodes a tensor with a fit; gives its stored bytes.
@@ -46,6 +43,15 @@ fn stored_bytes(geometry: &Geometry, fit: &Fit, raw: &[u8]) -> u64 {
         assert!(out == raw, "{} of {geometry:?}", fit.codec);
     }
     stored
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u8 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0.to_be_bytes()[0]
+    }
 }
 
 fn percent_saved(stored: u64, raw: u64) -> f64 {
@@ -129,26 +135,6 @@ fn sparse_needs_a_quarter_of_the_words() {
 }
 
 #[test]
-fn samples_are_even_bounded_and_distinct() {
-    for (dtype, shape) in [
-        (Dtype::Bf16, &[10_000_000, 384][..]),
-        (Dtype::F64, &[3, 1 << 40]),
-        (Dtype::U8, &[1 << 60]),
-        (Dtype::F32, &[100, 100]),
-        (Dtype::F32, &[5000, 1000]),
-    ] {
-        let geometry = geometry(dtype, shape, Access::Rows);
-        let blocks = fit::sample_blocks(&geometry);
-        assert!(blocks.is_sorted_by(|a, b| a < b), "{blocks:?}");
-        let bytes: u64 = blocks.iter().map(|&block_idx| geometry.block(block_idx).raw_bytes).sum();
-        assert!(bytes <= SAMPLE_BYTES && bytes >= SAMPLE_BYTES.min(geometry.raw_bytes()) / 2);
-        let (first, last) = (blocks[0], blocks[blocks.len() - 1]);
-        assert!(last < geometry.n_blocks() && first <= geometry.n_blocks() - 1 - last + 1);
-    }
-    assert_eq!(fit::sample_blocks(&geometry(Dtype::F32, &[0, 3], Access::Rows)), [0; 0]);
-}
-
-#[test]
 fn every_dtype_is_fitted_and_survives() {
     // Words that look like floats of one size, in rows of every kind of length.
     for &dtype in Dtype::ALL {
@@ -184,12 +170,30 @@ fn a_part_predicts_the_whole() {
         })
         .collect();
     let sample = sample(&geometry, &raw);
-    assert!(sample.len() < 20);
+    let sampled: usize = sample.iter().map(|(_, raw)| raw.len()).sum();
+    assert!(sampled <= 4 << 20);
     let choice = fit::choose(&geometry, &sample, Prefer::Ratio).expect("a choice");
     assert_ne!(choice.chosen.codec, CodecId::Raw);
     let stored = stored_bytes(&geometry, &choice.chosen, &raw);
     let error = stored.abs_diff(choice.chosen.predicted_stored_bytes);
     assert!(error * 200 < geometry.raw_bytes(), "off by {error} of {stored} bytes");
+}
+
+#[test]
+fn data_that_repeat_are_predicted_whatever_their_period() {
+    // 32 MiB in blocks of 256 KiB, of which every 16th, 12th or 5th is zero and the others hold narrow floats.
+    let geometry = geometry(Dtype::Bf16, &[16 << 10, 1024], Access::Rows);
+    let mut random = Random(1);
+    let floats: Vec<u8> = (0..1 << 20).flat_map(|_| [random.next(), 0x38 | random.next() & 7]).collect();
+    for period in [16, 12, 5] {
+        let mut raw = floats.repeat(16);
+        raw.chunks_mut(256 << 10).skip(period / 2).step_by(period).for_each(|block| block.fill(0));
+        let choice = fit::choose(&geometry, &sample(&geometry, &raw), Prefer::Ratio).expect("a choice");
+        let saved = percent_saved(stored_bytes(&geometry, &choice.chosen, &raw), geometry.raw_bytes());
+        let predicted = choice.chosen.predicted_saved_percent;
+        println!("one in {period}: {} saves {saved:.1} %, predicted {predicted:.1} %", choice.chosen.codec);
+        assert!((saved - predicted).abs() < 5.0 && saved > 20.0, "{saved} % of {predicted} %");
+    }
 }
 
 #[test]
@@ -284,7 +288,8 @@ fn no_codec_shortens_a_tiny_tensor() {
     }
     // One byte more, and a codec takes a unit of 64 bytes less.
     let geometry = geometry(Dtype::U8, &[129], Access::Rows);
-    let choice = fit::choose(&geometry, &[(0, &[0; 129])], Prefer::Ratio).expect("a choice");
+    let choice =
+        fit::choose(&geometry, &[(Piece::block(&geometry, 0), &[0; 129])], Prefer::Ratio).expect("a choice");
     assert_ne!(choice.chosen.codec, CodecId::Raw);
     assert_eq!(choice.chosen.predicted_stored_bytes, 192);
 }
@@ -292,13 +297,8 @@ fn no_codec_shortens_a_tiny_tensor() {
 #[test]
 fn noise_stays_raw() {
     let geometry = geometry(Dtype::U8, &[64, 1024], Access::Rows);
-    let mut state = 1_u64;
-    let raw: Vec<u8> = (0..geometry.raw_bytes())
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            state.to_be_bytes()[0]
-        })
-        .collect();
+    let mut random = Random(1);
+    let raw: Vec<u8> = (0..geometry.raw_bytes()).map(|_| random.next()).collect();
     let choice = fit::choose(&geometry, &sample(&geometry, &raw), Prefer::Ratio).expect("a choice");
     assert_eq!((choice.chosen.codec, choice.chosen.metadata), (CodecId::Raw, None));
     assert_eq!(choice.chosen.predicted_stored_bytes, 64 + 65_536);
@@ -311,20 +311,14 @@ fn noise_stays_raw() {
 fn a_sample_that_does_not_belong_to_the_tensor_is_refused() {
     let geometry = geometry(Dtype::U8, &[4, 3], Access::Rows);
     assert_eq!(fit::choose(&geometry, &[], Prefer::Ratio), Err(Error::NoSample));
-    let result = fit::fit(CodecId::Ibp, &geometry, &[(1, &[0; 12])]);
+    let result = fit::fit(CodecId::Ibp, &geometry, &[(Piece::block(&geometry, 1), &[0; 12])]);
     assert_eq!(result, Err(Error::NoSuchBlock { block_idx: 1, n_blocks: 1 }));
-    let result = fit::fit(CodecId::Ibp, &geometry, &[(0, &[0; 11])]);
+    let result = fit::fit(CodecId::Ibp, &geometry, &[(Piece::block(&geometry, 0), &[0; 11])]);
     assert_eq!(result, Err(Error::RawLength { block_idx: 0, needed: 12, got: 11 }));
-}
-
-#[test]
-fn the_sample_is_spread_evenly_and_bounded() {
-    assert_eq!(spread(4, 256 << 10).collect::<Vec<_>>(), [0, 1, 2, 3]);
-    let many: Vec<_> = spread(64, 256 << 10).collect();
-    assert_eq!((many.len(), many[0], many[15]), (16, 2, 62));
-    assert_eq!(spread(1, 1 << 20).count(), 1);
-    assert_eq!(spread(16, 1 << 30).collect::<Vec<_>>(), [4, 12]);
-    assert_eq!(spread(0, 0).count(), 0);
+    let other =
+        Piece::block(&Geometry::new(Dtype::U8, &[5, 3], Access::Rows, None).expect("a valid shape"), 0);
+    let result = fit::fit(CodecId::Ibp, &geometry, &[(other, &[0; 15])]);
+    assert_eq!(result, Err(Error::PieceElsewhere { block_idx: 0 }));
 }
 
 /// Percent that coding the exponent alone at its order-0 entropy would save.

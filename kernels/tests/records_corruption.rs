@@ -29,7 +29,7 @@ fn stored(codec: CodecId, access: Access) -> Stored {
         i => 0x3F00 | i.wrapping_mul(77) & 0x7F,
     };
     let raw: Vec<u8> = (0..300).flat_map(|i| word(i).to_le_bytes()).collect();
-    let fit = fit::fit(codec, &geometry, &[(0, &raw)]).expect("a fit");
+    let fit = fit::fit(codec, &geometry, &[(fit::Piece::block(&geometry, 0), &raw)]).expect("a fit");
     let metadata = fit.metadata.expect("metadata").with_generation(3);
     let coder = Coder::new(&metadata, &geometry).expect("metadata of this tensor");
     let mut block = Vec::new();

@@ -425,7 +425,7 @@ pub struct Entry {
     pub revision: u64,
     /// The number of its metadata; 0 when no block needs any.
     pub generation: u32,
-    /// Stored bytes that the sample promised.
+    /// Stored bytes that the sample of the put promised; after a refit, those that came of it.
     pub predicted_bytes: u64,
     /// The next best codec, and the stored bytes that the sample promised for it.
     pub runner_up: Option<(CodecId, u64)>,

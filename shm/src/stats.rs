@@ -113,7 +113,8 @@ pub struct NamespaceStats {
     pub reencoded_bytes: u64,
     /// Tensors whose refit waits or is under way.
     pub refitting: u64,
-    /// Stored bytes that its tensors would take after a refit, by the last look at each; as they are where none was.
+    /// Stored bytes that its tensors would take after a refit, by the last look at each; as they are where none was, or
+    /// where the refit has been.
     pub predicted_bytes: u64,
 }
 

@@ -3,7 +3,7 @@
 use tierpack_client::{Client, CodecChoice, CodecId, Dtype, Error, Handle, PutOptions, RefitMode};
 use tierpack_tests::data::{Random, Words};
 use tierpack_tests::leaks::Baseline;
-use tierpack_tests::{Daemon, full, raw};
+use tierpack_tests::{Daemon, eventually, full, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
@@ -236,5 +236,126 @@ fn large_tables_keep_their_rows_after_a_refit() {
             refit(&client, "t");
         }
         daemon.run_ok(&["verify", "t"]);
+    }
+}
+
+/// Keys and values of 16 layers in turn, of 1024 tokens each, in bf16: the exponents of keys spread widely.
+fn cache(zero_tokens: usize) -> Vec<u8> {
+    const TOKENS: usize = 1024;
+    let mut random = Random::new(5);
+    let mut bytes = Vec::with_capacity(16 * 2 * TOKENS * 384 * 2);
+    for part in 0..32 {
+        let is_key = part % 2 == 0;
+        for token in 0..TOKENS {
+            for _ in 0..384 {
+                let any = random.next_u64().to_le_bytes();
+                let exponent = if is_key { 0x34 + any[2] % 12 } else { 0x3C + any[2] % 2 };
+                let word = [any[0], any[1] & 0x80 | exponent];
+                bytes.extend_from_slice(if token < TOKENS - zero_tokens { &word } else { &[0; 2] });
+            }
+        }
+    }
+    bytes
+}
+
+/// Weights in bf16 whose every 6th block of 256 KiB is zero.
+fn pruned_weights() -> Vec<u8> {
+    let mut random = Random::new(6);
+    let mut bytes = Vec::with_capacity(24 << 20);
+    for _ in 0..12 << 20 {
+        let any = random.next_u64().to_le_bytes();
+        bytes.extend_from_slice(&[any[0], any[1] & 0x80 | (0x38 + any[2] % 6)]);
+    }
+    bytes.chunks_mut(256 << 10).skip(3).step_by(6).for_each(|block| block.fill(0));
+    bytes
+}
+
+/// What a tensor takes is what every table says of it: the list, its drift, and the stats, where it is the only one.
+fn check_promise(daemon: &Daemon, client: &Client, name: &str) {
+    let drift = client.drift(name).expect("it is there");
+    let entries = client.list().expect("a list");
+    let entry = entries.iter().find(|entry| entry.name == name).expect("it is there");
+    let stats = daemon.stats();
+    let predicted = [drift.predicted_bytes, entry.predicted_bytes, stats.namespaces[0].predicted_bytes];
+    assert_eq!(predicted, [drift.stored_bytes; 3], "{name}: {drift:?}");
+}
+
+#[test]
+fn a_refit_makes_no_tensor_longer_and_what_came_is_what_is_promised() {
+    // Longer than the chunk that a put is judged by: the background looks at each of them.
+    let cpu = ["--refit-cpu-percent", "100", "--refit-gain-percent", "1"];
+    let daemon = Daemon::start(PROGRAM, &[&["--pool-size", "256MiB", "--lock", "off"][..], &cpu].concat());
+    let client = daemon.client();
+    let (weights, layers) = ([12_288, 1024], [16, 2, 1024, 384]);
+    for (name, shape, bytes) in [
+        ("weights", &weights[..], pruned_weights()),
+        ("cache", &layers, cache(0)),
+        ("padded cache", &layers, cache(256)),
+    ] {
+        let entry = client.put_with(name, Dtype::Bf16, shape, &mut &bytes[..], &PutOptions::new());
+        let put_bytes = entry.expect("room").stored_bytes;
+        eventually("a look at the whole tensor", || {
+            let is_seen = client.drift(name).expect("it is there").predicted_bytes > 0;
+            (is_seen && daemon.stats().background.state == "idle").then_some(())
+        });
+        let auto = client.drift(name).expect("it is there");
+        println!("{name}: {put_bytes} of {} bytes, then {auto:?}", bytes.len());
+        assert!(auto.stored_bytes <= put_bytes, "{name} as put has {put_bytes} bytes: {auto:?}");
+        assert!(auto.predicted_bytes * 100 > auto.stored_bytes * 97, "{name}: {auto:?}");
+        if auto.refits > 0 {
+            check_promise(&daemon, &client, name);
+        }
+        let better = client.refit(name, RefitMode::IfBetter, |_, _| ()).expect("a refit");
+        assert!(better.stored_bytes <= auto.stored_bytes, "{name}: {auto:?}, then {better:?}");
+        assert!(client.get(name).expect("it is there").as_bytes() == bytes, "{name}");
+        client.remove(name).expect("it is there");
+    }
+    let failures = daemon.stats().background.failures;
+    assert_eq!(failures, 0);
+}
+
+#[test]
+fn blocks_that_new_metadata_make_longer_stay_as_they_are() {
+    let daemon = start("128MiB");
+    let client = daemon.client();
+    // Few blocks, of which all are tried, and many. Those that do not change suit the first metadata best.
+    for n_blocks in [8, 40] {
+        let word = |block: u64, value: u8, any: u64| {
+            let any = any.to_le_bytes();
+            [any[0], if block == 0 { 0x30 + any[1] % 8 } else { value + any[1] % 2 }]
+        };
+        let mut random = Random::new(n_blocks);
+        let mut blocks = |numbers: std::ops::Range<u64>, value| -> Vec<u8> {
+            let words = numbers.flat_map(|block| std::iter::repeat_n(block, 128 << 10));
+            words.flat_map(|block| word(block, value, random.next_u64())).collect()
+        };
+        let (n_rows, half) = (n_blocks * 128, n_blocks / 2 * 128);
+        let mut bytes = blocks(0..n_blocks, 0x3E);
+        let name = n_blocks.to_string();
+        client
+            .put_with(&name, Dtype::Bf16, &[n_rows, 1024], &mut &bytes[..], &PutOptions::new())
+            .expect("room");
+        let handle = client.open(&name).expect("it is there");
+        let rows: Vec<u64> = (half..n_rows).collect();
+        let later = blocks(n_blocks / 2..n_blocks, 0x50);
+        for (rows, later) in rows.chunks(1024).zip(later.chunks(1024 * 2048)) {
+            handle.update(rows, later).expect("room");
+        }
+        bytes.truncate(bytes.len() - later.len());
+        bytes.extend_from_slice(&later);
+        let before = client.drift(&name).expect("it is there");
+        let after = client.refit(&name, RefitMode::IfBetter, |_, _| ()).expect("a refit");
+        println!("{before:?}\n{after:?}");
+        assert_eq!((after.refits, after.last_failure.as_ref()), (1, None));
+        assert!(after.stored_bytes < before.stored_bytes, "{before:?}, then {after:?}");
+        check_promise(&daemon, &client, &name);
+        assert!(handle.get().expect("it is there").as_bytes() == bytes);
+        daemon.run_ok(&["verify", &name]);
+        // Asked for by name, all blocks have one form.
+        let forced = client.refit(&name, RefitMode::Force, |_, _| ()).expect("a refit");
+        assert_eq!((forced.refits, forced.generations_alive), (2, 1), "{forced:?}");
+        check_promise(&daemon, &client, &name);
+        assert!(handle.get().expect("it is there").as_bytes() == bytes);
+        client.remove(&name).expect("it is there");
     }
 }

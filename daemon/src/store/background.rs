@@ -20,8 +20,8 @@ use tierpack_shm::stats::BackgroundStats;
 use super::compact::{Compaction, Progress};
 use super::heap::Trimmer;
 use super::namespace::{Due, Namespace, Target};
-use super::refit::{RefitTask, end_refit};
-use super::update::Workspace;
+use super::refit::{Refit, RefitTask, end_refit};
+use super::update::{Longer, Workspace};
 use super::{Outcome, Store};
 use crate::config::{Config, RefitMode};
 use crate::error::{Error, Result};
@@ -160,8 +160,8 @@ enum Job {
     Look { namespace: Arc<Namespace>, target: Target },
     /// A refit begins.
     Begin(RefitTask),
-    /// A refit goes on from this block.
-    Refit { namespace: Arc<Namespace>, target: Target, from: u64 },
+    /// A refit goes on.
+    Refit(Box<Refit>),
 }
 
 struct Background {
@@ -249,7 +249,7 @@ impl Background {
 
     /// Tells of the refits that wait for the end of leases.
     fn note_held(&self) {
-        for job in self.jobs.iter().filter(|job| matches!(job, Job::Refit { .. } | Job::Begin(_))) {
+        for job in self.jobs.iter().filter(|job| matches!(job, Job::Refit(_) | Job::Begin(_))) {
             let (namespace, target) = job.of();
             if !self.is_held(namespace) {
                 continue;
@@ -336,7 +336,8 @@ impl Background {
         match job {
             Job::Fold { namespace, target, from } => {
                 let Some(block_idx) = namespace.next_overlaid(&target.key, from)? else { return Ok(None) };
-                let raw_bytes = store.rewrite(&namespace, &target, block_idx, &mut self.workspace)?;
+                let place = (block_idx, Longer::Dropped);
+                let raw_bytes = store.rewrite(&namespace, &target, place, &mut self.workspace)?.raw_bytes;
                 store.background.note(|done| {
                     done.folds += 1;
                     done.rewritten_bytes += raw_bytes;
@@ -355,23 +356,13 @@ impl Background {
                 namespace.record(&target.key, |record| record.has_small_gain = has_small_gain)?;
                 Ok(is_wanted.then_some(Job::Begin(RefitTask { namespace, target, plan })))
             }
-            Job::Begin(RefitTask { namespace, target, plan }) => {
-                store.begin_refit(&namespace, &target, plan)?;
-                Ok(Some(Job::Refit { namespace, target, from: 0 }))
-            }
-            Job::Refit { namespace, target, from } => {
-                let next = store.refit_block(&namespace, &target, from, &mut self.workspace)?;
-                if next.is_none() {
+            Job::Begin(task) => Ok(Some(Job::Refit(Box::new(store.begin_refit(task)?)))),
+            Job::Refit(mut refit) => {
+                let is_under_way = store.refit_block(&mut refit, &mut self.workspace)?;
+                if !is_under_way {
                     store.background.note(|done| done.refits += 1);
-                    let drift = namespace.drift(&target.key)?;
-                    tracing::debug!(
-                        tensor = target.key.name,
-                        generation = drift.generation,
-                        bytes = drift.stored_bytes,
-                        "refitted a tensor"
-                    );
                 }
-                Ok(next.map(|from| Job::Refit { namespace, target, from }))
+                Ok(is_under_way.then_some(Job::Refit(refit)))
             }
         }
     }
@@ -404,8 +395,8 @@ impl Job {
         match self {
             Self::Fold { namespace, target, .. }
             | Self::Look { namespace, target }
-            | Self::Begin(RefitTask { namespace, target, .. })
-            | Self::Refit { namespace, target, .. } => (namespace, target),
+            | Self::Begin(RefitTask { namespace, target, .. }) => (namespace, target),
+            Self::Refit(refit) => (&refit.namespace, &refit.target),
         }
     }
 

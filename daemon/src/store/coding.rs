@@ -1,11 +1,11 @@
 //! How the blocks of a put are encoded: chosen from its first chunk.
 //!
-//! The first chunk that comes is sampled, evenly; the others wait for the choice, which takes well under a second.
+//! The first chunk that comes is sampled, at many places; the others wait for the choice, which takes well under a second.
 //! A tensor longer than one chunk is judged by that chunk: a refit judges it as a whole.
 
 use tierpack_kernels::Coder;
 use tierpack_kernels::codec::Encoding;
-use tierpack_kernels::fit::{Choice, Fit, choose, fit};
+use tierpack_kernels::fit::{Choice, Fit, Sample, choose, fit};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::metadata::Metadata;
 use tierpack_shm::types::{CodecChoice, CodecId};
@@ -24,11 +24,11 @@ pub(super) struct Coding {
 }
 
 impl Coding {
-    /// Chooses by a sample: blocks of the tensor, each with its number.
+    /// Chooses by a sample of the tensor.
     pub(super) fn choose(
         choice: CodecChoice,
         geometry: &Geometry,
-        sample: &[(u64, &[u8])],
+        sample: &[Sample<'_>],
     ) -> tierpack_kernels::Result<Self> {
         match choice {
             CodecChoice::Only(codec) => Self::from_fit(fit(codec, geometry, sample)?, None, geometry),

@@ -18,7 +18,7 @@ use tierpack_shm::message::{ErrorCode, Refusal};
 use tierpack_shm::types::Extent;
 
 use super::namespace::{BATCH, BLOCKS, Change, Intent, Key, Namespace, Stored, Target};
-use super::update::Workspace;
+use super::update::{Longer, Workspace};
 use super::{Outcome, Store};
 
 mod demand;
@@ -278,7 +278,7 @@ impl Store {
         let copied = namespace.copy_block(&target.key, block_idx)?;
         if !copied.overlays.is_empty() {
             work.is_moving = true;
-            let moved = self.rewrite(namespace, target, block_idx, work);
+            let moved = self.rewrite(namespace, target, (block_idx, Longer::Dropped), work);
             work.is_moving = false;
             return match moved {
                 Err(refusal) if refusal.code() == Some(ErrorCode::PoolFull) => Ok(false),

@@ -224,6 +224,15 @@ impl Generations {
         Some((generation_idx, self.get(generation_idx)?.number))
     }
 
+    pub(crate) fn has(&self, (generation_idx, number): (u8, u32)) -> bool {
+        self.get(generation_idx).is_some_and(|found| found.number == number)
+    }
+
+    /// How many of them are newer than one.
+    pub(crate) fn newer_than(&self, number: u32) -> usize {
+        self.live.iter().filter(|(_, found)| found.number > number).count()
+    }
+
     /// Those that some block needs, or the next encode, or a lease.
     pub(crate) fn n_alive(&self) -> u32 {
         u32::try_from(ENTRIES).unwrap_or(u32::MAX) - self.free.load(Ordering::Relaxed).count_ones()
@@ -419,6 +428,20 @@ impl Content {
             }
             None => self.generations.current = None,
         }
+        self.generations.take_unused(&mut self.sums, leftover);
+    }
+
+    /// Encodes blocks as before a generation began, by `codec`, unless the generation of then has ended.
+    pub(crate) fn return_to_generation(
+        &mut self,
+        (codec, current): (CodecId, Option<(u8, u32)>),
+        leftover: &mut Leftover,
+    ) {
+        if current.is_some_and(|current| !self.generations.has(current)) {
+            return;
+        }
+        self.codec = codec;
+        self.generations.current = current.map(|(generation_idx, _)| generation_idx);
         self.generations.take_unused(&mut self.sums, leftover);
     }
 

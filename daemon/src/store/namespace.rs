@@ -25,6 +25,7 @@ use super::{Outcome, heap};
 mod admin;
 mod audience;
 mod blocks;
+mod generations;
 pub(super) mod quota;
 mod reclaim;
 mod stats;
@@ -34,7 +35,8 @@ mod verify;
 
 use audience::Audience;
 pub(in crate::store) use blocks::BLOCKS;
-pub(crate) use blocks::{BlockCopy, Change, Intent, NewGeneration, Stored};
+pub(crate) use blocks::{BlockCopy, Change, Intent, Stored};
+pub(crate) use generations::{Current, NewGeneration, Standing};
 use quota::{Place, table_bytes};
 pub(crate) use reclaim::Holds;
 use reclaim::Queue;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use crc32c::crc32c;
 use parking_lot::Mutex;
 use tierpack_kernels::codec::{Encoded, encode_block, max_encoded_len};
-use tierpack_kernels::fit::spread;
+use tierpack_kernels::fit::{Sample, pieces, seed};
 use tierpack_kernels::geometry::{BlockShape, Geometry};
 use tierpack_shm::chunk::Chunk;
 use tierpack_shm::faults::{Point, reach};
@@ -311,23 +311,20 @@ impl Transfer {
 
     /// Chooses the encoding by the first chunk that came: others wait for it here.
     fn choose(&self, first_block: u64, data: &ChunkData) -> Outcome<Coding> {
-        let mut blocks = Vec::new();
-        let (mut block_idx, mut at) = (first_block, 0);
+        let (mut end, mut at) = (first_block, 0);
         while at < data.len() {
-            let shape = self.block_in(block_idx, data.len() - at)?;
-            blocks.push((block_idx, at, shape.raw_bytes));
-            at += shape.raw_bytes;
-            block_idx += 1;
+            at += self.block_in(end, data.len() - at)?.raw_bytes;
+            end += 1;
         }
-        let block_bytes = self.geometry.block(first_block).raw_bytes;
+        let start = self.geometry.block(first_block).byte_offset;
         let mut sample = Vec::new();
-        for n in spread(blocks.len() as u64, block_bytes) {
-            let (block_idx, at, len) = blocks[index(n)];
-            let mut raw = vec![0; index(len)];
-            data.read_at(at, &mut raw)?;
-            sample.push((block_idx, raw));
+        for piece in pieces(&self.geometry, first_block..end, seed(&self.name, 0)) {
+            let bytes = piece.in_tensor();
+            let mut raw = vec![0; bytes.len()];
+            data.read_at(bytes.start as u64 - start, &mut raw)?;
+            sample.push((piece, raw));
         }
-        let sample: Vec<_> = sample.iter().map(|(block_idx, raw)| (*block_idx, &raw[..])).collect();
+        let sample: Vec<Sample<'_>> = sample.iter().map(|(piece, raw)| (*piece, &raw[..])).collect();
         Coding::choose(self.choice, &self.geometry, &sample)
             .map_err(|error| self.refused(first_block, &error))
     }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crc32c::crc32c;
-use tierpack_kernels::codec::{Encoding, encode_block};
+use tierpack_kernels::codec::{Encoded, Encoding, encode_block};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::overlay::MAX_CHAIN;
@@ -27,6 +27,10 @@ use super::shares::User;
 use super::transfer::ChunkData;
 use super::{Outcome, Store, heap};
 
+mod rewrite;
+
+pub(super) use rewrite::Longer;
+
 /// Overlays of a block hold at most one row in so many; beyond that the block is encoded anew.
 const OVERLAY_SHARE: u64 = 4;
 
@@ -35,6 +39,9 @@ const FOLD_BYTES: u64 = 4 << 20;
 
 /// The pieces of an update that lie in one block: each row's bytes by its number within the block.
 type Rows<'a> = BTreeMap<u32, &'a [u8]>;
+
+/// What a block is encoded with: index and number of a generation, or nothing.
+type Form = Option<(u8, u32)>;
 
 /// Room that the blocks of one request are worked on in.
 #[derive(Debug, Default)]
@@ -125,36 +132,39 @@ impl Store {
         self.encode_anew(namespace, target, (block_idx, from), (place, user), work)
     }
 
-    /// Encodes the raw bytes in `work` with the current generation and stores them, not yet visible.
-    pub(super) fn encode_anew(
+    /// Encodes the raw bytes in `work` with the current generation and stores them, not yet visible; the caller holds
+    /// the writing lock.
+    fn encode_anew(
         &self,
         namespace: &Namespace,
         target: &Target,
         (block_idx, from): (u64, BlockWord),
-        (place, user): (Place<'_>, User),
+        owner: (Place<'_>, User),
         work: &mut Workspace,
     ) -> Outcome<Change> {
-        let Workspace { coders, raw, encoded, is_moving } = work;
-        let current = namespace.current_generation(&target.key)?;
-        if let Some((_, number)) = current {
-            match namespace.load_coder(target, number, coders)? {
-                Ok(true) => {}
-                // The current generation ends only by the holder of the writing lock, or with the tensor.
-                Ok(false) => return Err(namespace.damaged(target, block_idx, "its generation is gone")),
-                Err(fault) => return Err(namespace.damaged(target, block_idx, &fault)),
-            }
-        }
-        let coder = current.and_then(|(_, number)| coders.get(number));
-        let encoding = coder.map_or(Encoding::Raw, Encoding::Coded);
-        let told = encode_block(encoding, &target.geometry, block_idx, raw, encoded)
-            .map_err(|error| namespace.damaged(target, block_idx, &error.to_string()))?;
-        let extent = if *is_moving {
-            self.store_moved(namespace, encoded)?
+        let form = namespace.current_generation(&target.key)?;
+        // It ends only by the holder of the writing lock, or with the tensor.
+        let gone = || namespace.damaged(target, block_idx, "its generation is gone");
+        let told = work.encode(namespace, target, block_idx, form)?.ok_or_else(gone)?;
+        self.store_encoded(namespace, (block_idx, from), (form, told), owner, work)
+    }
+
+    /// Stores the encoded bytes in `work`, not yet visible.
+    fn store_encoded(
+        &self,
+        namespace: &Namespace,
+        (block_idx, from): (u64, BlockWord),
+        (form, told): (Form, Encoded),
+        (place, user): (Place<'_>, User),
+        work: &Workspace,
+    ) -> Outcome<Change> {
+        let extent = if work.is_moving {
+            self.store_moved(namespace, &work.encoded)?
         } else {
-            self.store_bytes(namespace, encoded, place, user)?
+            self.store_bytes(namespace, &work.encoded, place, user)?
         };
-        let generation_idx = current.map_or(0, |(generation_idx, _)| generation_idx);
-        let block = StoredBlock::new(extent, told, generation_idx, crc32c(raw));
+        let generation_idx = form.map_or(0, |(generation_idx, _)| generation_idx);
+        let block = StoredBlock::new(extent, told, generation_idx, crc32c(&work.raw));
         Ok(Change { block_idx, from, to: Stored::Block(block) })
     }
 
@@ -174,38 +184,35 @@ impl Store {
         let (mut work, mut from, mut folded) = (Workspace::default(), 0, 0);
         while folded < FOLD_BYTES && Instant::now() < deadline {
             let Some(block_idx) = namespace.next_overlaid(&target.key, from)? else { break };
-            folded += self.rewrite(&namespace, &target, block_idx, &mut work)?;
+            folded += self.rewrite(&namespace, &target, (block_idx, Longer::Dropped), &mut work)?.raw_bytes;
             from = block_idx + 1;
         }
         self.reclaim_one(&namespace);
         Ok(())
     }
+}
 
-    /// Stores a block anew as it is now, overlays included, with the current generation; gives its raw bytes.
-    ///
-    /// What takes time is done without the writing lock, unless updates come between again and again.
-    pub(super) fn rewrite(
-        &self,
+impl Workspace {
+    /// Encodes the raw bytes in place of what was encoded before; `None` where the generation is gone.
+    fn encode(
+        &mut self,
         namespace: &Namespace,
         target: &Target,
         block_idx: u64,
-        work: &mut Workspace,
-    ) -> Outcome<u64> {
-        const TRIES: usize = 3;
-        for attempt in 0..=TRIES {
-            let patient = (attempt == TRIES).then(|| target.writing.lock());
-            let copied = namespace.read_block(target, block_idx, &mut work.coders, &mut work.raw)?;
-            let exempt = (Place::Exempt, User::DAEMON);
-            let change = self.encode_anew(namespace, target, (block_idx, copied.word), exempt, work)?;
-            reach(Point::RewriteEncoded);
-            let _writing = patient.is_none().then(|| target.writing.lock());
-            let (_, missed) = namespace.store_blocks(&target.key, vec![change], Intent::Rewrite)?;
-            if missed.is_empty() {
-                break;
+        form: Form,
+    ) -> Outcome<Option<Encoded>> {
+        if let Some((_, number)) = form {
+            match namespace.load_coder(target, number, &mut self.coders)? {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(fault) => return Err(namespace.damaged(target, block_idx, &fault)),
             }
-            self.note_freed();
         }
-        Ok(work.raw.len() as u64)
+        let coder = form.and_then(|(_, number)| self.coders.get(number));
+        let encoding = coder.map_or(Encoding::Raw, Encoding::Coded);
+        encode_block(encoding, &target.geometry, block_idx, &self.raw, &mut self.encoded)
+            .map(Some)
+            .map_err(|error| namespace.damaged(target, block_idx, &error.to_string()))
     }
 }
 

@@ -239,14 +239,15 @@ pub fn place_launch(n_jobs: usize) -> Launch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fit::fit;
+    use crate::fit::{Piece, fit};
     use crate::geometry::Geometry;
     use tierpack_shm::types::{Access, Dtype};
 
     fn coder(codec: CodecId, dtype: Dtype, shape: &[u64]) -> Coder {
         let geometry = Geometry::new(dtype, shape, Access::Rows, None).unwrap();
         let raw = vec![0; index(geometry.raw_bytes())];
-        let metadata = fit(codec, &geometry, &[(0, &raw)]).unwrap().metadata.unwrap();
+        let metadata =
+            fit(codec, &geometry, &[(Piece::block(&geometry, 0), &raw)]).unwrap().metadata.unwrap();
         Coder::new(&metadata, &geometry).unwrap()
     }
 

@@ -11,19 +11,36 @@ use crate::metadata::Lengths;
 /// Padding that a stride may cost, in thousandths of the raw bytes, to keep rows out of the overflow.
 const PADDING_PER_MILLE: u64 = 1;
 
-/// What the blocks of a sample take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the pieces of a sample take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Measured {
     pub(super) record_stride: u64,
     pub(super) tail_stride: u64,
+    /// As if each piece were a block: headers and rounding included.
     pub(super) stored_bytes: u64,
+    /// Without them.
+    pub(super) body_bytes: u64,
+}
+
+impl Measured {
+    /// With nothing measured yet.
+    pub(super) fn new(record_stride: u64, tail_stride: u64) -> Self {
+        Self { record_stride, tail_stride, ..Self::default() }
+    }
+
+    /// Adds a piece whose front and overflow take `body_len` bytes: never more than as `raw`.
+    pub(super) fn add(&mut self, shape: &BlockShape, body_len: u64) {
+        let body_len = body_len.min(shape.raw_bytes);
+        self.stored_bytes += (HEADER_BYTES + body_len).next_multiple_of(UNIT_BYTES);
+        self.body_bytes += body_len;
+    }
 }
 
 /// Measures a sample whose records take these bytes, head included, in their order.
 pub(super) fn measure(words: &[Words], geometry: &Geometry, rules: &StrideRules, lens: &[u32]) -> Measured {
     let strides = Strides::new(words, geometry, rules, lens);
     let mut lens = lens.iter();
-    let mut stored_bytes = 0;
+    let mut measured = Measured::new(strides.record_stride, strides.tail_stride);
     for block in words {
         let grid = strides.grid(geometry, block);
         let mut overflow_len = 0;
@@ -32,15 +49,9 @@ pub(super) fn measure(words: &[Words], geometry: &Geometry, rules: &StrideRules,
             let len = lens.next().copied().map_or(0, u64::from);
             overflow_len += len.saturating_sub(stride);
         });
-        stored_bytes += stored(&block.shape, grid.front_len() + overflow_len);
+        measured.add(&block.shape, grid.front_len() + overflow_len);
     }
-    let Strides { record_stride, tail_stride, .. } = strides;
-    Measured { record_stride, tail_stride, stored_bytes }
-}
-
-/// What a block takes whose front and overflow take `body_len` bytes: never more than as `raw`.
-pub(super) fn stored(shape: &BlockShape, body_len: u64) -> u64 {
-    (HEADER_BYTES + body_len.min(shape.raw_bytes)).next_multiple_of(UNIT_BYTES)
+    measured
 }
 
 /// Calls `each` with the bytes of every record of the sample, and where they start in their run.

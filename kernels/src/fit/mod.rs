@@ -6,7 +6,7 @@
 //! metadata themselves all count.
 //! [`choose`] fits every codec and keeps the one with the fewest bytes, or one that decodes faster and is nearly as
 //! short.
-//! Where the sample is only a part of the tensor, one half of its blocks sets the metadata and the other half
+//! Where the sample is only a part of the tensor, one half of its pieces sets the metadata and the other half
 //! measures them, so that masks and bases of few rows do not praise themselves.
 
 mod bases;
@@ -15,6 +15,7 @@ mod count;
 pub mod counts;
 mod ibp;
 mod measure;
+mod pieces;
 mod planes;
 mod search;
 mod sparse;
@@ -27,14 +28,12 @@ use crate::metadata::Metadata;
 use crate::window::Window;
 
 pub use choice::{Choice, LEAST_SAVED_PERCENT, MAX_TINY_BYTES, SPEED_PERCENT, choose};
+pub use pieces::{Piece, SAMPLE_BYTES, pieces, seed, some_blocks};
 
 use search::Search;
 
-/// Raw bytes that a sample has, at most, unless one block has more: spread evenly over the tensor.
-pub const SAMPLE_BYTES: u64 = 4 << 20;
-
-/// One block of the sample: its number and its raw bytes.
-pub type Sample<'a> = (u64, &'a [u8]);
+/// One piece of the sample: where it lies, and its raw bytes.
+pub type Sample<'a> = (Piece, &'a [u8]);
 
 /// Metadata for one codec, and what they are predicted to do.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,39 +51,16 @@ pub struct Fit {
     pub sample_elems: u64,
 }
 
-/// Blocks that make a sample: all of a small tensor, else as many as [`SAMPLE_BYTES`] hold, evenly spaced.
-pub fn sample_blocks(geometry: &Geometry) -> Vec<u64> {
-    let n_blocks = geometry.n_blocks();
-    if n_blocks == 0 {
-        return Vec::new();
-    }
-    spread(n_blocks, geometry.block(0).raw_bytes).collect()
-}
-
-/// Which of `n_blocks` blocks of `block_bytes` raw bytes make a sample: evenly spaced, as many as [`SAMPLE_BYTES`]
-/// hold.
-pub fn spread(n_blocks: u64, block_bytes: u64) -> impl Iterator<Item = u64> {
-    // At least two where there are two: one to fit, one to measure.
-    let n = (SAMPLE_BYTES / block_bytes.max(1)).clamp(n_blocks.min(2), n_blocks);
-    // The middle of each of n equal parts; 128 bits, because block numbers may have 58.
-    (0..n).map(move |i| middle(i, n, n_blocks))
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "the quotient is below n_blocks")]
-const fn middle(i: u64, n: u64, n_blocks: u64) -> u64 {
-    ((2 * i as u128 + 1) * n_blocks as u128 / (2 * n as u128)) as u64
-}
-
 /// Fits the metadata of one codec to a sample.
 ///
-/// `sample` holds blocks of the tensor, best those of [`sample_blocks`], each once, with its raw bytes.
+/// `sample` holds pieces of the tensor, best those of [`pieces()`], each once, with its raw bytes.
 /// The metadata are those of `codec`, even where `raw` would take fewer bytes: see [`choose`].
 /// For a dtype that the codec does not know, such as integers for `planes`, the fit is that of `raw`; so is that of
 /// `sparse` where no word is common.
 ///
 /// # Errors
-/// [`Error::NoSample`] without blocks; [`Error::NoSuchBlock`] and [`Error::RawLength`] where a block does not
-/// belong to the tensor; [`Error::UnknownCodec`] for a codec that has no fit.
+/// [`Error::NoSample`] without pieces; [`Error::NoSuchBlock`], [`Error::PieceElsewhere`] and [`Error::RawLength`] where
+/// a piece does not belong to the tensor; [`Error::UnknownCodec`] for a codec that has no fit.
 pub fn fit(codec: CodecId, geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Fit> {
     fit_in(&Search::new(geometry, sample)?, codec)
 }

@@ -3,7 +3,7 @@
 use tierpack_shm::types::index;
 
 use super::counts::{DroppedBits, ExponentCounts};
-use super::measure::{Measured, each_record, measure as measure_lens, stored};
+use super::measure::{Measured, each_record, measure as measure_lens};
 use super::search::Words;
 use crate::bits::{low, read_word};
 use crate::cut::{Grid, HEAD_BYTES, RECORD_ELEMS, Runs};
@@ -173,7 +173,7 @@ pub(super) fn measure(form: &metadata::Planes, words: &[Words], geometry: &Geome
     let dtype = geometry.dtype();
     let rules = Form::Planes(form.clone()).stride_rules(dtype);
     let Some(planes) = Planes::new(form, dtype) else {
-        return Measured { record_stride: 0, tail_stride: 0, stored_bytes: u64::MAX };
+        return Measured { stored_bytes: u64::MAX, body_bytes: u64::MAX, ..Measured::default() };
     };
     let ruler = Ruler::new(&planes);
     let mut lens = Vec::new();
@@ -186,15 +186,15 @@ pub(super) fn measure(form: &metadata::Planes, words: &[Words], geometry: &Geome
     let record_stride =
         if lengths.is_some_and(|lengths| lengths.has_full) { stride(RECORD_ELEMS) } else { 0 };
     let tail_stride = lengths.map_or(0, |lengths| stride(lengths.tail_elems));
-    let (mut lens, mut stored_bytes) = (lens.iter(), 0);
+    let (mut lens, mut measured) = (lens.iter(), Measured::new(record_stride, tail_stride));
     for block in words {
         let runs = Runs::of(geometry.access(), block.shape.rows, block.shape.columns);
         let front_len = Grid::new(runs, dtype, record_stride, stride(runs.tail_elems)).front_len();
         let n_records = index(runs.total_records());
         let escapes: u64 = lens.by_ref().take(n_records).map(|&len| u64::from(len)).sum();
-        stored_bytes += stored(&block.shape, front_len.saturating_add(escapes));
+        measured.add(&block.shape, front_len.saturating_add(escapes));
     }
-    Measured { record_stride, tail_stride, stored_bytes }
+    measured
 }
 
 /// Exponents of 11 bits.

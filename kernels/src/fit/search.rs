@@ -23,8 +23,9 @@ const THRESHOLDS: [u64; 7] = [70, 75, 80, 85, 90, 95, 100];
 /// Chunks of the sweep, in bytes.
 const CHUNKS: [u8; 3] = [2, 4, 8];
 
-/// A block of the sample, transformed or not.
+/// A piece of the sample, transformed or not.
 pub(super) struct Words {
+    /// As if it were a block.
     pub(super) shape: BlockShape,
     pub(super) bytes: Vec<u8>,
 }
@@ -53,34 +54,37 @@ struct Sweep<'a> {
     measuring: &'a [Words],
 }
 
-/// The blocks of a sample, of which there is at least one.
+/// The pieces of a sample, of which there is at least one.
 pub(super) fn words_of(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Vec<Words>> {
-    let mut blocks = Vec::new();
-    for &(block_idx, raw) in sample {
-        let shape = geometry.block(block_idx);
-        if shape.rows == 0 {
-            return Err(Error::NoSuchBlock { block_idx, n_blocks: geometry.n_blocks() });
+    let mut words = Vec::new();
+    for (piece, raw) in sample {
+        let (block_idx, n_blocks) = (piece.block_idx(), geometry.n_blocks());
+        if block_idx >= n_blocks {
+            return Err(Error::NoSuchBlock { block_idx, n_blocks });
         }
-        let got = raw.len() as u64;
+        if !piece.is_in(&geometry.block(block_idx)) {
+            return Err(Error::PieceElsewhere { block_idx });
+        }
+        let (shape, got) = (piece.shape(), raw.len() as u64);
         if got != shape.raw_bytes {
             return Err(Error::RawLength { block_idx, needed: shape.raw_bytes, got });
         }
-        blocks.push(Words { shape, bytes: raw.to_vec() });
+        words.push(Words { shape, bytes: raw.to_vec() });
     }
-    if blocks.is_empty() {
+    if words.is_empty() {
         return Err(Error::NoSample);
     }
-    Ok(blocks)
+    Ok(words)
 }
 
 impl<'a> Search<'a> {
     pub(super) fn new(geometry: &'a Geometry, sample: &[Sample<'_>]) -> Result<Self> {
-        let blocks = words_of(geometry, sample)?;
-        if blocks.len() as u64 == geometry.n_blocks() || blocks.len() == 1 {
-            return Ok(Self { geometry, setting: blocks, measuring: None, statistics: OnceCell::new() });
+        let words = words_of(geometry, sample)?;
+        if raw_bytes(&words) == geometry.raw_bytes() || words.len() == 1 {
+            return Ok(Self { geometry, setting: words, measuring: None, statistics: OnceCell::new() });
         }
         let mut odd = false;
-        let (setting, measuring) = blocks.into_iter().partition(|_| {
+        let (setting, measuring) = words.into_iter().partition(|_| {
             odd = !odd;
             odd
         });
@@ -94,8 +98,8 @@ impl<'a> Search<'a> {
 
     /// Elements of the sample.
     pub(super) fn sample_elems(&self) -> u64 {
-        let blocks = self.setting.iter().chain(self.measuring.iter().flatten());
-        blocks.map(|block| block.shape.rows * block.shape.columns).sum()
+        let pieces = self.setting.iter().chain(self.measuring.iter().flatten());
+        pieces.map(|piece| piece.shape.rows * piece.shape.columns).sum()
     }
 
     /// The windows that `ibp:window` tries.
@@ -157,6 +161,11 @@ impl<'a> Search<'a> {
         let Candidate { metadata, stored_bytes } = best.ok_or(Error::NoSample)?;
         Ok((Some(metadata), stored_bytes))
     }
+}
+
+/// Raw bytes of a sample.
+fn raw_bytes(words: &[Words]) -> u64 {
+    words.iter().map(|piece| piece.shape.raw_bytes).sum()
 }
 
 fn stored_raw(shape: &BlockShape) -> u64 {
@@ -236,7 +245,9 @@ impl Sweep<'_> {
 }
 
 impl Candidate {
-    /// Scales the stored bytes of a sample to the tensor.
+    /// Scales what a sample takes to the tensor.
+    ///
+    /// Records are scaled by raw bytes; headers are not: each block has one, however many pieces of it there are.
     pub(super) fn new(
         codec: CodecId,
         geometry: &Geometry,
@@ -255,8 +266,14 @@ impl Candidate {
             tail_stride: stride(measured.tail_stride),
             form,
         };
-        let sample_bytes: u64 = measuring.iter().map(|block| block.shape.raw_bytes).sum();
-        let blocks = scaled(measured.stored_bytes, geometry.raw_bytes(), sample_bytes);
+        let sample_bytes = raw_bytes(measuring);
+        let blocks = if sample_bytes == geometry.raw_bytes() {
+            measured.stored_bytes
+        } else {
+            // What rounding adds is half a unit on average.
+            let beside = geometry.n_blocks().saturating_mul(HEADER_BYTES + UNIT_BYTES / 2);
+            scaled(measured.body_bytes, geometry.raw_bytes(), sample_bytes).saturating_add(beside)
+        };
         let stored_bytes = blocks.saturating_add(metadata.len_bytes().next_multiple_of(UNIT_BYTES));
         Self { metadata, stored_bytes }
     }

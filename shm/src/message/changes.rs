@@ -59,7 +59,7 @@ pub enum RefitState {
 pub struct Drift {
     /// Bytes that it takes now.
     pub stored_bytes: u64,
-    /// Bytes that the last look at it promised for new metadata; 0 before the first.
+    /// Bytes that the last look at it promised for new metadata, or that came of the refit after it; 0 before the first.
     pub predicted_bytes: u64,
     /// The codec of the current generation.
     pub codec: Option<CodecId>,

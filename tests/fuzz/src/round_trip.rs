@@ -4,7 +4,7 @@ use tierpack_kernels::block::{Block, HEADER_BYTES, needed_len, stored_len};
 use tierpack_kernels::codec::{
     Encoding, Scratch, decode_block, decode_row, encode_block, max_encoded_len, raw_payload, raw_row,
 };
-use tierpack_kernels::fit::{choose, fit, sample_blocks};
+use tierpack_kernels::fit::{choose, fit, pieces};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::metadata::Metadata;
 use tierpack_kernels::{Coder, Level};
@@ -35,7 +35,7 @@ pub fn round_trip(data: &[u8]) {
     let Some(geometry) = input.tensor() else { return };
     let noise = input.u8();
     if geometry.n_blocks() == 0 {
-        assert!(sample_blocks(&geometry).is_empty());
+        assert!(pieces(&geometry, 0..1, 0).is_empty());
         return;
     }
     let given = (4..12).contains(&(mode % 16)).then(|| {
@@ -61,11 +61,8 @@ fn fitted(mode: u8, geometry: &Geometry, raw: &[u8]) -> Option<Metadata> {
     if geometry.raw_bytes() > MAX_FIT_BYTES {
         return None;
     }
-    let block = |block_idx| {
-        let shape = geometry.block(block_idx);
-        (block_idx, &raw[index(shape.byte_offset)..][..index(shape.raw_bytes)])
-    };
-    let sample: Vec<_> = sample_blocks(geometry).into_iter().map(block).collect();
+    let pieces = pieces(geometry, 0..geometry.n_blocks(), 0);
+    let sample: Vec<_> = pieces.into_iter().map(|piece| (piece, &raw[piece.in_tensor()])).collect();
     let fit = match mode % 16 {
         0 => return None,
         1 => fit(CodecId::Ibp, geometry, &sample),

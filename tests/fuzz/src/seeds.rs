@@ -5,7 +5,7 @@
 
 use tierpack_kernels::Coder;
 use tierpack_kernels::codec::{Encoding, encode_block};
-use tierpack_kernels::fit::fit;
+use tierpack_kernels::fit::{Piece, fit};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::message::{
     Blob, ClientMessage, DaemonMessage, ErrorCode, Hello, HelloReply, PROTOCOL_VERSION, PutBegin, Refusal,
@@ -153,7 +153,7 @@ fn of_decode_planes() -> Vec<Seed> {
 /// Metadata and a block of the encoder, which nothing repairs.
 fn fitted_case(codec: CodecId, dtype: Dtype, raw: &[u8]) -> Vec<u8> {
     let geometry = Geometry::new(dtype, &[30, 16], Access::Rows, None).expect("a valid shape");
-    let fitted = fit(codec, &geometry, &[(0, raw)]).expect("a fit of a whole tensor");
+    let fitted = fit(codec, &geometry, &[(Piece::block(&geometry, 0), raw)]).expect("a fit of a whole tensor");
     let metadata = fitted.metadata.expect("these words shrink");
     let coder = Coder::new(&metadata, &geometry).expect("metadata of this tensor");
     let mut block = Vec::new();
@@ -195,7 +195,7 @@ fn of_block_header() -> Vec<Seed> {
         let geometry = Geometry::new(dtype, shape, access, None).expect("a valid shape");
         let raw: Vec<u8> = words.into_iter().take(index(geometry.raw_bytes())).collect();
         let mut bytes = Vec::new();
-        let metadata = fit(codec, &geometry, &[(0, &raw)]).expect("a fit").metadata;
+        let metadata = fit(codec, &geometry, &[(Piece::block(&geometry, 0), &raw)]).expect("a fit").metadata;
         let coder = metadata.map(|metadata| Coder::new(&metadata, &geometry).expect("of this tensor"));
         let encoding = coder.as_ref().map_or(Encoding::Raw, Encoding::Coded);
         encode_block(encoding, &geometry, 0, &raw, &mut bytes).expect("a block");

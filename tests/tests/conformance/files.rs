@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 use tierpack_kernels::geometry::Geometry;
 use tierpack_kernels::metadata::Metadata;
 use tierpack_kernels::{Coder, fit};
-use tierpack_shm::types::{Access, CodecId, Dtype, index};
+use tierpack_shm::types::{Access, CodecId, Dtype};
 
 use crate::make::{encode, is_coded};
 use crate::suite::agree;
@@ -64,11 +64,9 @@ fn real(file: &str) -> usize {
             if geometry.n_blocks() == 0 {
                 continue;
             }
-            let block = |block_idx| {
-                let shape = geometry.block(block_idx);
-                (block_idx, &view.data()[index(shape.byte_offset)..][..index(shape.raw_bytes)])
-            };
-            let sample: Vec<_> = fit::sample_blocks(&geometry).into_iter().map(block).collect();
+            let pieces = fit::pieces(&geometry, 0..geometry.n_blocks(), 0);
+            let sample: Vec<_> =
+                pieces.into_iter().map(|piece| (piece, &view.data()[piece.in_tensor()])).collect();
             // Both accesses of all codecs take long; they differ in how records are cut.
             let codecs = CodecId::ALL[1..].iter().skip(usize::from(access == Access::Whole)).step_by(2);
             for &codec in codecs {

@@ -6,8 +6,8 @@ use tierpack_kernels::cuda::count::{
     ALWAYS_BYTES, ColumnBases, bits_job, bits_launch, exponents_job, exponents_launch,
 };
 use tierpack_kernels::cuda::launch::Launch;
-use tierpack_kernels::fit::Sample;
 use tierpack_kernels::fit::counts::{self, BitCounts};
+use tierpack_kernels::fit::{Piece, Sample};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::types::{Access, CodecId, Dtype, index};
 use zerocopy::IntoBytes;
@@ -98,8 +98,8 @@ fn exponents_on_device(
 fn check(geometry: &Geometry, raw: &[u8], skip: usize) {
     let sample: Vec<Sample<'_>> = (0..geometry.n_blocks())
         .map(|block_idx| {
-            let shape = geometry.block(block_idx);
-            (block_idx, &raw[index(shape.byte_offset)..][..index(shape.raw_bytes)])
+            let piece = Piece::block(geometry, block_idx);
+            (piece, &raw[piece.in_tensor()])
         })
         .collect();
     let row_bytes = geometry.row_bytes();

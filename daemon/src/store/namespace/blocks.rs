@@ -6,16 +6,15 @@
 use std::ops::Range;
 
 use tierpack_shm::faults::{Point, reach};
-use tierpack_shm::message::{ErrorCode, Refusal};
 use tierpack_shm::publish::{load_word, publish_word};
 use tierpack_shm::ring::Changed;
-use tierpack_shm::types::{BlockWord, CodecId, Extent, index};
+use tierpack_shm::types::{BlockWord, Extent, index};
 
 use super::quota::Place;
 use super::reclaim::end_of_clock;
 use super::{Inner, Key, Namespace};
 use crate::store::Outcome;
-use crate::store::content::{Content, Left, Leftover, StoredBlock, StoredMetadata, StoredOverlay};
+use crate::store::content::{Content, Left, Leftover, StoredBlock, StoredOverlay};
 
 /// Blocks that one turn under the lock looks through.
 pub(in crate::store) const BLOCKS: u64 = 1 << 14;
@@ -29,7 +28,16 @@ pub(crate) struct BlockCopy {
     pub(crate) overlays: Vec<Vec<u8>>,
     /// The number of its metadata, unless it is raw.
     pub(crate) generation: Option<u32>,
+    /// Generations that are newer than it, unless it is raw.
+    pub(crate) newer: usize,
     pub(crate) raw_crc: u32,
+}
+
+impl BlockCopy {
+    /// Bytes of its extents.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        self.overlays.iter().chain([&self.bytes]).map(|bytes| bytes.len() as u64).sum()
+    }
 }
 
 /// How a block stands, without its bytes.
@@ -81,15 +89,6 @@ pub(crate) enum Intent {
     Rewrite,
 }
 
-/// A generation that begins: what new blocks are encoded with.
-#[derive(Debug)]
-pub(crate) struct NewGeneration {
-    pub(crate) codec: CodecId,
-    /// `None` for `raw`.
-    pub(crate) metadata: Option<StoredMetadata>,
-    pub(crate) predicted_bytes: u64,
-}
-
 impl Namespace {
     pub(crate) fn copy_block(&self, key: &Key, block_idx: u64) -> Outcome<BlockCopy> {
         let mut inner = self.inner.lock();
@@ -104,6 +103,7 @@ impl Namespace {
             bytes: copy(&block.extent),
             overlays: block.overlays.iter().map(|overlay| copy(&overlay.extent)).collect(),
             generation: metadata.map(|metadata| metadata.number),
+            newer: metadata.map_or(0, |metadata| content.generations.newer_than(metadata.number)),
             raw_crc: block.raw_crc,
         })
     }
@@ -133,12 +133,6 @@ impl Namespace {
             let bytes = inner.data.bytes(&metadata.extent).expect("the extent is this tensor's");
             bytes[..index(u64::from(metadata.len))].to_vec()
         }))
-    }
-
-    /// Index and number of the generation that blocks are encoded with now.
-    pub(crate) fn current_generation(&self, key: &Key) -> Outcome<Option<(u8, u32)>> {
-        let mut inner = self.inner.lock();
-        Ok(self.keyed(&mut inner, key)?.content.generations.current())
     }
 
     /// The first block from `from` on that a refit has something to do with.
@@ -179,63 +173,10 @@ impl Namespace {
         }
     }
 
-    /// The number that the next generation gets.
-    pub(crate) fn next_generation(&self, key: &Key) -> Outcome<u32> {
-        let mut inner = self.inner.lock();
-        let next = self.keyed(&mut inner, key)?.content.generations.next_number();
-        next.ok_or_else(|| {
-            let text = format!("tensor {:?} has had all 2^32 - 1 generations: put it again", key.name);
-            Refusal::new(ErrorCode::Limit, text)
-        })
-    }
-
     /// The first block from `from` on that has overlays.
     pub(crate) fn next_overlaid(&self, key: &Key, from: u64) -> Outcome<Option<u64>> {
         let mut inner = self.inner.lock();
         Ok(self.keyed(&mut inner, key)?.content.overlaid.range(from..).next().copied())
-    }
-
-    /// Begins a generation; the caller holds the tensor's `writing` lock.
-    ///
-    /// # Errors
-    /// Nothing is changed then, and the metadata's extent is free again.
-    pub(crate) fn begin_generation(&self, key: &Key, new: NewGeneration) -> Outcome<()> {
-        let mut inner = self.inner.lock();
-        let NewGeneration { codec, metadata, predicted_bytes } = new;
-        let free_idx = self.keyed(&mut inner, key).and_then(|tensor| match &metadata {
-            None => Ok(0),
-            Some(_) => tensor.content.generations.free_index().ok_or_else(|| {
-                let text = format!(
-                    "all 16 generations of tensor {:?} are in use: readers hold leases on old ones",
-                    key.name
-                );
-                Refusal::new(ErrorCode::Limit, text)
-            }),
-        });
-        let generation_idx = match free_idx {
-            Ok(generation_idx) => generation_idx,
-            Err(refusal) => {
-                metadata.into_iter().for_each(|metadata| inner.data.free(metadata.extent));
-                return Err(refusal);
-            }
-        };
-        let Inner { tensors, directory, stored_bytes, .. } = &mut *inner;
-        let tensor = tensors.get_mut(&key.name).expect("found above, under the same lock");
-        let mut leftover = Leftover::default();
-        let before = tensor.content.sums.stored_bytes;
-        // Before the entry can be found.
-        let published = directory.epoch();
-        let entered = metadata.map(|metadata| {
-            let StoredMetadata { number, len, extent, .. } = &metadata;
-            let set = directory.set_generation(&tensor.generations, generation_idx, (*number, *len), extent);
-            set.expect("the table is this tensor's");
-            (generation_idx, metadata.entered(published))
-        });
-        tensor.content.begin_generation(codec, entered, &mut leftover);
-        tensor.content.predicted_bytes = predicted_bytes;
-        tensor.content.runner_up = None;
-        *stored_bytes = *stored_bytes - before + tensor.content.sums.stored_bytes;
-        inner.retire_leftover(key, leftover)
     }
 
     /// Stores blocks of a tensor; the caller holds its `writing` lock. Gives the revision.

@@ -214,10 +214,10 @@ impl Tensor {
         }
     }
 
-    /// Stored bytes after a refit, by the last look.
+    /// Stored bytes after a refit, by the last look; one that makes them more is not begun by itself.
     pub(super) fn predicted_bytes(&self) -> u64 {
         let stored_bytes = self.content.sums.stored_bytes;
-        self.refit.last_look.map_or(stored_bytes, |_| self.refit.predicted_bytes)
+        self.refit.last_look.map_or(stored_bytes, |_| self.refit.predicted_bytes.min(stored_bytes))
     }
 
     pub(super) fn drift(&self) -> Drift {

@@ -18,8 +18,10 @@ fn fitted(codec: CodecId, geometry: &Geometry) -> (Coder, Vec<u8>) {
     let raw: Vec<u8> =
         (0..geometry.raw_bytes() / 2).flat_map(|i| [(i * 7 % 251) as u8, exponent(i)]).collect();
     let first = usize::try_from(geometry.block(0).raw_bytes).expect("at most 1 MiB");
-    let metadata =
-        fit::fit(codec, geometry, &[(0, &raw[..first])]).expect("a fit").metadata.expect("metadata");
+    let metadata = fit::fit(codec, geometry, &[(fit::Piece::block(geometry, 0), &raw[..first])])
+        .expect("a fit")
+        .metadata
+        .expect("metadata");
     (Coder::new(&metadata.with_generation(1), geometry).expect("a coder"), raw)
 }
 

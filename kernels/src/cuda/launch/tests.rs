@@ -16,7 +16,10 @@ fn stored(header: &[u8]) -> StoredBlock<'_> {
 fn fitted(codec: CodecId, shape: &[u64]) -> (Geometry, Coder, Vec<u8>) {
     let geometry = Geometry::new(Dtype::Bf16, shape, Access::Rows, None).expect("a valid shape");
     let raw: Vec<u8> = (0..shape.iter().product::<u64>()).flat_map(|i| [(i * 7 % 251) as u8, 0x3F]).collect();
-    let metadata = fit::fit(codec, &geometry, &[(0, &raw)]).expect("a fit").metadata.expect("metadata");
+    let metadata = fit::fit(codec, &geometry, &[(fit::Piece::block(&geometry, 0), &raw)])
+        .expect("a fit")
+        .metadata
+        .expect("metadata");
     let coder = Coder::new(&metadata.with_generation(1), &geometry).expect("a coder");
     let mut bytes = Vec::new();
     codec::encode_block(Encoding::Coded(&coder), &geometry, 0, &raw, &mut bytes).expect("a block");

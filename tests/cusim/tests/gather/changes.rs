@@ -1,8 +1,8 @@
 //! A warm cache while the tensor changes: never an old row.
 
 use cusim::Order;
-use tierpack_kernels::Coder;
 use tierpack_kernels::cuda::abi::Status;
+use tierpack_kernels::{Coder, fit};
 use tierpack_shm::types::{Access, BlockWord, CodecId, Dtype, index};
 
 use crate::make::{self, Random, geometry};
@@ -18,9 +18,8 @@ const IDS: [u64; 12] = [0, 1, 63, 64, 65, 100, 127, 128, 150, 192, 199, 1];
 
 /// Another coder for the same tensor, fitted to a later block.
 fn another(world: &World, codec: CodecId, generation: u32) -> Coder {
-    let shape = world.geometry.block(1);
-    let sample = &world.truth[index(shape.byte_offset)..][..index(shape.raw_bytes)];
-    let fit = tierpack_kernels::fit::fit(codec, &world.geometry, &[(1, sample)]).expect("a fit");
+    let piece = fit::Piece::block(&world.geometry, 1);
+    let fit = fit::fit(codec, &world.geometry, &[(piece, &world.truth[piece.in_tensor()])]).expect("a fit");
     let metadata = fit.metadata.expect("metadata").with_generation(generation);
     Coder::new(&metadata, &world.geometry).expect("a coder")
 }

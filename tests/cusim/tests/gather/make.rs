@@ -53,7 +53,8 @@ pub(crate) fn fitted(geometry: &Geometry, codec: CodecId, generation: u32, raw: 
         return None;
     }
     let sample = &raw[..index(geometry.block(0).raw_bytes)];
-    let metadata = fit::fit(codec, geometry, &[(0, sample)]).expect("a fit").metadata?;
+    let metadata =
+        fit::fit(codec, geometry, &[(fit::Piece::block(geometry, 0), sample)]).expect("a fit").metadata?;
     Some(Coder::new(&metadata.with_generation(generation), geometry).expect("a coder"))
 }
 

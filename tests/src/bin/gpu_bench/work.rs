@@ -49,7 +49,8 @@ impl Work {
             CodecId::Raw => None,
             _ => {
                 let sample = &raw[..index(block_bytes)];
-                let metadata = fit::fit(codec, &geometry, &[(0, sample)])?.metadata;
+                let metadata =
+                    fit::fit(codec, &geometry, &[(fit::Piece::block(&geometry, 0), sample)])?.metadata;
                 let metadata = metadata.with_context(|| format!("{codec} does not suit its own data"))?;
                 Some(Coder::new(&metadata.with_generation(1), &geometry)?)
             }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use tierpack_client::{Access, CodecId, Dtype};
 use tierpack_kernels::Coder;
 use tierpack_kernels::codec::{Encoding, encode_block};
-use tierpack_kernels::fit::{fit, sample_blocks};
+use tierpack_kernels::fit::{fit, pieces, seed};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::types::{UNIT_BYTES, index};
 
@@ -78,7 +78,8 @@ impl Loaded {
         if self.raw.is_empty() {
             return Ok(coded);
         }
-        let sample: Vec<_> = sample_blocks(geometry).into_iter().map(|idx| (idx, self.block(idx))).collect();
+        let pieces = pieces(geometry, 0..geometry.n_blocks(), seed(&self.name, 0));
+        let sample: Vec<_> = pieces.into_iter().map(|piece| (piece, &self.raw[piece.in_tensor()])).collect();
         if let Some(metadata) = fit(codec, geometry, &sample)?.metadata {
             coded.stored_bytes += rounded(metadata.len_bytes());
             coded.coder = Some(Coder::new(&metadata, geometry)?);
