@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use tempfile::TempDir;
 use tierpack_kernels::Coder;
 use tierpack_kernels::codec::{Encoding, encode_block};
-use tierpack_kernels::fit::fit;
+use tierpack_kernels::fit::{Piece, fit};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::directory::{Directory, SlotFields};
@@ -155,7 +155,8 @@ impl FakeTensor {
     /// Enters metadata of `codec`, fitted to `raw`, as generation `number` at `idx` of the table.
     pub(crate) fn generation(&mut self, idx: u8, number: u32, codec: CodecId, raw: &[u8]) -> Coder {
         let geometry = self.geometry;
-        let sample: Vec<_> = (0..geometry.n_blocks()).map(|n| (n, &raw[self.range(n)])).collect();
+        let sample: Vec<_> =
+            (0..geometry.n_blocks()).map(|n| (Piece::block(&geometry, n), &raw[self.range(n)])).collect();
         let metadata = fit(codec, &geometry, &sample).unwrap().metadata.unwrap().with_generation(number);
         let bytes = metadata.to_bytes();
         let mut fresh = self.pool.allocate(bytes.len() as u64).unwrap();

@@ -3,11 +3,11 @@
 //! Nothing is visible before the commit, and a put that fails anywhere leaves nothing.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{Cursor, Read, Seek};
 
 use tierpack_kernels::geometry::Geometry;
-use tierpack_shm::message::Entry;
-use tierpack_shm::types::{Access, CodecChoice, Dtype, Prefer};
+use tierpack_shm::message::{Entry, MAX_CHUNK_BYTES};
+use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype, Prefer};
 
 use crate::client::{Client, check_name};
 use crate::error::{Error, Result};
@@ -95,10 +95,36 @@ impl Client {
         if needed != u128::from(got) {
             return Err(Error::BufferLength { needed, got });
         }
-        self.put_with(name, dtype, shape, &mut &*bytes, &options)
+        self.put_from(name, dtype, shape, &mut Cursor::new(bytes), &options)
+    }
+
+    /// Stores a tensor whose bytes lie in `source` from where it stands, such as a file: the codec is chosen by parts of
+    /// the whole tensor, which are read first.
+    ///
+    /// # Errors
+    /// As [`Client::put_with`].
+    pub fn put_from(
+        &self,
+        name: &str,
+        dtype: Dtype,
+        shape: &[u64],
+        source: &mut (impl Read + Seek),
+        options: &PutOptions,
+    ) -> Result<Entry> {
+        let geometry = geometry(name, dtype, shape, options)?;
+        let mut transfer = Transfer::begin(self, name, dtype, shape, options)?;
+        // The first chunk has all of what is shorter.
+        if geometry.raw_bytes() > MAX_CHUNK_BYTES && options.codec != CodecChoice::Only(CodecId::Raw) {
+            transfer.send_sample(&geometry, source)?;
+        }
+        transfer.send_blocks(&geometry, source)?;
+        transfer.commit()
     }
 
     /// Stores a tensor whose bytes come from `reader`, which is read as far as the shape needs.
+    ///
+    /// The codec is chosen by the first 16 MiB, since a reader cannot go back: where `reader` can, [`Client::put_from`]
+    /// chooses by all of it.
     ///
     /// # Errors
     /// [`Error::Exists`], [`Error::PoolFull`], [`Error::Denied`], [`Error::Limit`]; [`Error::Shape`] and
@@ -129,8 +155,6 @@ fn geometry(name: &str, dtype: Dtype, shape: &[u64], options: &PutOptions) -> Re
 
 #[cfg(test)]
 mod tests {
-    use tierpack_shm::types::CodecId;
-
     use super::*;
 
     #[test]

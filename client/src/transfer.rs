@@ -5,10 +5,11 @@
 //! A transfer that is dropped before its commit takes the put back.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use tierpack_kernels::fit::{pieces, seed};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Entry, MAX_CHUNK_BYTES, MAX_FILE_METADATA_BYTES, PutBegin, Reply, Request};
@@ -91,6 +92,30 @@ impl<'a> Transfer<'a> {
             first_block = end_block;
         }
         self.finish_chunk()
+    }
+
+    /// Sends parts of the whole tensor, which starts where the source stands; the codec is chosen by them.
+    pub(crate) fn send_sample(&self, geometry: &Geometry, source: &mut (impl Read + Seek)) -> Result<()> {
+        let pieces = pieces(geometry, 0..geometry.n_blocks(), seed(self.subject.name, 0));
+        let len = pieces.iter().map(|piece| piece.in_block().len() as u64).sum();
+        let needed = geometry.raw_bytes();
+        let failed = |source| Error::Source { got: 0, needed, source };
+        let start = source.stream_position().map_err(failed)?;
+        let chunk = Chunk::new(len, |mut buf| {
+            for piece in &pieces {
+                let (range, piece) = (piece.in_tensor(), buf.split_at_mut(piece.in_block().len()));
+                buf = piece.1;
+                source.seek(SeekFrom::Start(start + range.start as u64)).map_err(failed)?;
+                fill(source, piece.0, &mut (range.start as u64), needed)?;
+            }
+            Ok(())
+        })?;
+        source.seek(SeekFrom::Start(start)).map_err(failed)?;
+        let request = || Request::PutSample { transfer: self.id, data: chunk.blob.clone() };
+        match self.while_busy(|this| this.send(request(), chunk.descriptor()))? {
+            Reply::Done => Ok(()),
+            _ => Err(self.subject.fault(ProtocolFault::Reply)),
+        }
     }
 
     fn send_chunk(&self, first_block: u64, chunk: &Chunk) -> Result<Pending> {

@@ -235,6 +235,15 @@ pub enum Request {
         /// Which.
         mode: RefitMode,
     },
+    /// Parts of a put's tensor, before its chunks: its codec is chosen by them. [`Reply::Done`]. Names one descriptor
+    /// when `data` does.
+    PutSample {
+        /// From [`Reply::Transfer`].
+        transfer: u64,
+        /// The pieces that `kernels::fit::pieces` names for the whole tensor and the seed of its name, one after the
+        /// other.
+        data: Blob,
+    },
 }
 
 /// From the daemon, after `HelloReply`.
@@ -288,7 +297,10 @@ impl ClientMessage {
         let blob = match self {
             Self::Request { request: Request::PutBegin(begin), .. } => begin.file_metadata.as_ref(),
             Self::Request {
-                request: Request::PutChunk { data, .. } | Request::Update(Update { data, .. }),
+                request:
+                    Request::PutChunk { data, .. }
+                    | Request::PutSample { data, .. }
+                    | Request::Update(Update { data, .. }),
                 ..
             } => Some(data),
             Self::Request { .. } | Self::Unmapped { .. } | Self::Detach { .. } | Self::Goodbye => None,

@@ -263,6 +263,27 @@ fn what_the_sample_promises_is_what_is_stored() {
     );
 }
 
+/// Weights, and as many rows that were never used.
+#[test]
+fn a_tensor_whose_source_can_go_back_is_judged_by_all_of_it() {
+    let daemon = start();
+    let client = daemon.client();
+    let mut bytes = floats(Dtype::Bf16, 32 << 20);
+    bytes.resize(64 << 20, 0);
+    let put = |name: &str, entry: Result<tierpack_client::Entry, Error>| {
+        let stored = entry.expect("room").stored_bytes;
+        assert!(client.get(name).expect("it is there").as_bytes() == bytes, "{name}");
+        client.remove(name).expect("it is there");
+        stored * 100 / bytes.len() as u64
+    };
+    let (shape, options) = ([1 << 15, 1 << 10], PutOptions::new());
+    let streamed = client.put_with("streamed", Dtype::Bf16, &shape, &mut &bytes[..], &options);
+    let streamed = put("streamed", streamed);
+    let whole = put("whole", client.put("whole", Dtype::Bf16, &shape, &bytes));
+    println!("stored: {streamed} % by the first 16 MiB, {whole} % by all of it");
+    assert!(whole <= 55, "{whole} %");
+}
+
 #[test]
 fn a_view_shows_raw_tensors_only() {
     let daemon = start();

@@ -132,6 +132,7 @@ fn messages(tensor: &str) -> Vec<ClientMessage> {
         Request::FileMetadata { namespace: name().0, name: name().1 },
         Request::PutBegin(begin("new", 1000)),
         Request::PutChunk { transfer: 1 << 32, first_block: 0, data: Blob::Inline(vec![0; 100]) },
+        Request::PutSample { transfer: 1 << 32, data: Blob::Inline(vec![0; 100]) },
         Request::PutCommit { transfer: 1 << 32 },
         Request::PutAbort { transfer: 1 << 32 },
         Request::Remove { namespace: name().0, name: "no-such-tensor".to_owned() },

@@ -70,6 +70,7 @@ pub(crate) fn class(request: &Request) -> Class {
         | Request::List { .. }
         | Request::NamespaceList { .. } => Class::LookUp,
         Request::PutBegin(_)
+        | Request::PutSample { .. }
         | Request::PutChunk { .. }
         | Request::PutCommit { .. }
         | Request::PutAbort { .. }
@@ -223,6 +224,10 @@ impl Context {
                 let transfer = self.transfers.begin(store, session, caller, begin, text)?;
                 reach(Point::PutBegun);
                 Ok(Reply::Transfer { transfer })
+            }
+            Request::PutSample { transfer, data } => {
+                let data = chunk_data(data, passed)?;
+                self.transfers.sample(store, (session, caller), transfer, &data).map(|()| Reply::Done)
             }
             Request::PutCommit { transfer } => {
                 self.transfers.commit(store, (session, caller), transfer).map(Reply::Committed)

@@ -10,9 +10,8 @@ use std::time::Instant;
 use crc32c::crc32c;
 use parking_lot::Mutex;
 use tierpack_kernels::codec::{Encoded, encode_block, max_encoded_len};
-use tierpack_kernels::fit::{Sample, pieces, seed};
+use tierpack_kernels::fit::{Piece, Sample, pieces, seed};
 use tierpack_kernels::geometry::{BlockShape, Geometry};
-use tierpack_shm::chunk::Chunk;
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Entry, ErrorCode, MAX_CHUNK_BYTES, MAX_NAME_BYTES, PutBegin, Refusal};
 use tierpack_shm::segment::SegmentKind;
@@ -28,40 +27,11 @@ use super::namespace::{Namespace, directory_need};
 use super::shares::User;
 use super::{Outcome, Store, heap};
 
+mod chunk_data;
 mod table;
 
+pub(crate) use chunk_data::ChunkData;
 pub(crate) use table::Transfers;
-
-/// The bytes of a chunk, wherever they came.
-#[derive(Debug)]
-pub(crate) enum ChunkData {
-    /// In the message.
-    Inline(Vec<u8>),
-    /// In a sealed memory file.
-    Sealed(Chunk),
-}
-
-impl ChunkData {
-    pub(super) fn len(&self) -> u64 {
-        match self {
-            Self::Inline(bytes) => bytes.len() as u64,
-            Self::Sealed(chunk) => chunk.len(),
-        }
-    }
-
-    /// Fills `buf` from byte `at` on; the caller has checked the length.
-    pub(super) fn read_at(&self, at: u64, buf: &mut [u8]) -> Outcome<()> {
-        match self {
-            Self::Inline(bytes) => {
-                buf.copy_from_slice(&bytes[index(at)..][..buf.len()]);
-                Ok(())
-            }
-            Self::Sealed(chunk) => chunk
-                .read_at(at, buf)
-                .map_err(|error| invalid(format!("chunk cannot be read: {}", crate::error::chain(&error)))),
-        }
-    }
-}
 
 #[derive(Debug)]
 struct Progress {
@@ -175,6 +145,19 @@ impl Transfers {
         self.insert(Arc::clone(&transfer)).inspect_err(|_| drop(transfer.end(store)))
     }
 
+    /// Chooses the codec of a put by parts of the whole tensor, before its first chunk.
+    pub(crate) fn sample(
+        &self,
+        store: &Store,
+        (session, caller): (u64, &Caller),
+        id: u64,
+        data: &ChunkData,
+    ) -> Outcome<()> {
+        let transfer = self.get(id, session)?;
+        transfer.namespace.check(caller, Right::Write)?;
+        transfer.sample(store, data)
+    }
+
     /// Stores the blocks of a chunk from its block `done` on, and counts them there.
     ///
     /// Says whether that were all; if `may_wait`, the others may find room once segments have come back or were emptied.
@@ -248,8 +231,7 @@ impl Transfer {
                 data.len()
             )));
         }
-        let choose = || self.choose(first_block, data).inspect(|coding| self.reserve(store, coding));
-        let coding = self.coding.get_or_init(choose).as_ref().map_err(Clone::clone)?;
+        let coding = self.coding(store, || self.first_chunk(first_block, data))?;
         let (mut block_idx, mut at) = (first_block, 0);
         while at < data.len() {
             let shape = self.block_in(block_idx, data.len() - at)?;
@@ -309,24 +291,56 @@ impl Transfer {
         Refusal { code, text }
     }
 
-    /// Chooses the encoding by the first chunk that came: others wait for it here.
-    fn choose(&self, first_block: u64, data: &ChunkData) -> Outcome<Coding> {
+    /// The encoding, chosen by the sample of whoever is first: others wait for it here.
+    fn coding(
+        &self,
+        store: &Store,
+        sample: impl FnOnce() -> Outcome<Vec<(Piece, Vec<u8>)>>,
+    ) -> Outcome<&Coding> {
+        let choose = || {
+            let sample = sample()?;
+            let sample: Vec<Sample<'_>> = sample.iter().map(|(piece, raw)| (*piece, &raw[..])).collect();
+            let coding = Coding::choose(self.choice, &self.geometry, &sample);
+            coding.map_err(|error| self.refused(0, &error)).inspect(|coding| self.reserve(store, coding))
+        };
+        self.coding.get_or_init(choose).as_ref().map_err(Clone::clone)
+    }
+
+    /// A sample of the chunk that came first.
+    fn first_chunk(&self, first_block: u64, data: &ChunkData) -> Outcome<Vec<(Piece, Vec<u8>)>> {
         let (mut end, mut at) = (first_block, 0);
         while at < data.len() {
             at += self.block_in(end, data.len() - at)?.raw_bytes;
             end += 1;
         }
         let start = self.geometry.block(first_block).byte_offset;
-        let mut sample = Vec::new();
-        for piece in pieces(&self.geometry, first_block..end, seed(&self.name, 0)) {
+        let pieces = pieces(&self.geometry, first_block..end, seed(&self.name, 0));
+        let read = |piece: Piece| {
             let bytes = piece.in_tensor();
             let mut raw = vec![0; bytes.len()];
             data.read_at(bytes.start as u64 - start, &mut raw)?;
-            sample.push((piece, raw));
+            Ok((piece, raw))
+        };
+        pieces.into_iter().map(read).collect()
+    }
+
+    /// Takes a sample of the whole tensor: its pieces, one after the other.
+    fn sample(&self, store: &Store, data: &ChunkData) -> Outcome<()> {
+        let pieces = pieces(&self.geometry, 0..self.geometry.n_blocks(), seed(&self.name, 0));
+        let needed: u64 = pieces.iter().map(|piece| piece.in_block().len() as u64).sum();
+        if data.len() != needed {
+            let text =
+                format!("a sample of tensor {:?} has {needed} bytes, and {} came", self.name, data.len());
+            return Err(invalid(text));
         }
-        let sample: Vec<Sample<'_>> = sample.iter().map(|(piece, raw)| (*piece, &raw[..])).collect();
-        Coding::choose(self.choice, &self.geometry, &sample)
-            .map_err(|error| self.refused(first_block, &error))
+        let mut at = 0;
+        let read = |piece: Piece| {
+            let mut raw = vec![0; piece.in_block().len()];
+            data.read_at(at, &mut raw)?;
+            at += raw.len() as u64;
+            Ok((piece, raw))
+        };
+        self.coding(store, || pieces.into_iter().map(read).collect()).map(drop)
     }
 
     fn refused(&self, block_idx: u64, error: &tierpack_kernels::Error) -> Refusal {

@@ -43,6 +43,7 @@ fn requests() -> Vec<Request> {
         Request::Open { namespace: namespace.clone(), name: name.clone() },
         Request::FileMetadata { namespace: namespace.clone(), name: name.clone() },
         Request::PutChunk { transfer: 1, first_block: 2, data: Blob::Descriptor { len: 3 } },
+        Request::PutSample { transfer: 1, data: Blob::Descriptor { len: 3 } },
         Request::PutCommit { transfer: 1 },
         Request::PutAbort { transfer: 1 },
         Request::Remove { namespace: namespace.clone(), name: name.clone() },

@@ -261,6 +261,7 @@ fn of_message() -> Vec<Seed> {
         (
             "put_chunk",
             request(Request::PutChunk { transfer: 1, first_block: 2, data: Blob::Inline(vec![7; 40]) }),
+            request(Request::PutSample { transfer: 1, data: Blob::Inline(vec![7; 40]) }),
         ),
         ("list", request(Request::List { namespace: None, after: Some((text("a"), text("b"))) })),
         ("unmapped", case(&ClientMessage::Unmapped { namespace: 4, segments: vec![segment; 3] })),
