@@ -132,6 +132,17 @@ pub enum Error {
         /// Dtype, shape and row length now.
         now: String,
     },
+    /// The tensor was put again, or by another daemon, while it was read in parts.
+    #[error(
+        "tensor {name:?} in namespace {namespace:?} was put again while it was read part by part: read it from the \
+         start"
+    )]
+    Superseded {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
+    },
     /// A tensor of that name exists.
     #[error("tensor {name:?} exists in namespace {namespace:?}: ask to overwrite it, or choose another name")]
     Exists {

@@ -113,16 +113,18 @@ fn check_values(values: &FileTensor, handle: &Handle, n_rows: u64, path: &Path) 
 /// Sends the values in steps; gives the revision after the last.
 fn send(handle: &Handle, rows: &Rows, source: &SourceFile, values: &FileTensor) -> Result<u64> {
     let row_bytes = handle.row_bytes();
+    // A longer row goes in parts of its own.
     let step_rows = (MAX_CHUNK_BYTES / (row_bytes + 8)).max(1);
-    let mut reader = source.range(values.range.clone());
     let bar = byte_bar("update", values.raw_bytes());
-    let (mut first, mut revision, mut buffer) = (0, None, Vec::new());
+    let (mut first, mut revision) = (0, None);
     while first < rows.len() && row_bytes > 0 {
-        let end = rows.len().min(first + step_rows);
-        buffer.resize(usize::try_from((end - first) * row_bytes)?, 0);
-        reader.read_exact(&mut buffer).with_context(|| format!("read {}", source.path().display()))?;
-        revision = Some(handle.update(&rows.part(first..end)?, &buffer)?);
-        bar.inc(buffer.len() as u64);
+        let (end, start) = (rows.len().min(first + step_rows), values.range.start + first * row_bytes);
+        let mut fill = |offset, buf: &mut [u8]| {
+            let from = start + offset;
+            bar.set_position(from - values.range.start);
+            source.range(from..from + buf.len() as u64).read_exact(buf)
+        };
+        revision = Some(handle.update_with(&rows.part(first..end)?, &mut fill)?);
         first = end;
     }
     bar.finish_and_clear();

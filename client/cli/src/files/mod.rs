@@ -6,6 +6,7 @@
 
 pub(crate) mod npy;
 pub(crate) mod safetensors;
+mod target;
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata, OpenOptions};
