@@ -13,15 +13,17 @@ use clap::ValueEnum;
 use tierpack_client::{Access, Client, CodecChoice, Entry, Prefer, PutOptions};
 
 use super::{DEFAULT_NAMESPACE, byte_bar, connect, n_tensors, saved_cell, totals};
-use crate::files::{self, FileTensor, SourceFile};
+use crate::files::{self, FileTensor, ReadAs, SourceFile};
 use crate::output::Output;
 use crate::{escape, table};
 
 /// Arguments of `put`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A .safetensors or .npy file
+    /// A safetensors or npy file
     file: PathBuf,
+    #[command(flatten)]
+    read_as: ReadAs,
     /// Namespace to store in; an unknown one is created
     #[arg(long, value_name = "NS", default_value = DEFAULT_NAMESPACE)]
     namespace: String,
@@ -109,7 +111,7 @@ impl Import {
     /// Opens and checks the file; nothing is stored yet.
     fn open(args: &Args) -> Result<Self> {
         let source = SourceFile::open(&args.file)?;
-        let (mut tensors, metadata) = files::read(&source, || {
+        let (mut tensors, metadata) = files::read(&source, args.read_as, || {
             let stem = args.file.file_stem().and_then(|stem| stem.to_str());
             let name = args.name.as_deref().or(stem).with_context(|| {
                 format!("the file name {} is not UTF-8: pass --name", args.file.display())
