@@ -5,6 +5,7 @@
 //! Readers give a list of [`FileTensor`]s first, all checked, and stream the data of each afterwards.
 
 mod format;
+pub(crate) mod index;
 pub(crate) mod npy;
 pub(crate) mod safetensors;
 mod target;

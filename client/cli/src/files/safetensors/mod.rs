@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use safetensors::tensor::Dtype as FileDtype;
 use tierpack_client::Dtype;
 
+pub(super) use header::unique_texts;
 pub(crate) use writer::{Output, Plan};
 
 use super::{FileTensor, SourceFile, check_limits};
