@@ -100,7 +100,7 @@ impl Cli {
 
 /// The whole program: reads the process's arguments, runs one command, gives the exit code.
 pub fn main() -> ExitCode {
-    refuse_long_files_quietly();
+    block_file_size_signal();
     let cli = Cli::parse().checked().unwrap_or_else(|error| error.exit());
     let mut out = Output::stdout();
     let end = run(cli, &mut out).and_then(|code| {
@@ -121,7 +121,7 @@ pub fn main() -> ExitCode {
 /// Has a write past the limit on file sizes fail, as one to a full disk does; its signal would end the program.
 ///
 /// It is blocked, not ignored, which takes no unsafe code; threads that start later have it blocked as well.
-fn refuse_long_files_quietly() {
+fn block_file_size_signal() {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGXFSZ);
     // Blocking a signal that exists does not fail.
