@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tierpack_kernels::cuda::driver::GpuError;
 use tierpack_shm::types::{CodecId, Dtype};
 
+use crate::handle::Handle;
 use crate::protocol::ProtocolFault;
 
 /// Result of this crate.
@@ -131,6 +132,17 @@ pub enum Error {
         was: String,
         /// Dtype, shape and row length now.
         now: String,
+    },
+    /// The tensor was put again, or by another daemon, while it was read in parts.
+    #[error(
+        "tensor {name:?} in namespace {namespace:?} was put again while it was read part by part: read it from the \
+         start"
+    )]
+    Superseded {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
     },
     /// A tensor of that name exists.
     #[error("tensor {name:?} exists in namespace {namespace:?}: ask to overwrite it, or choose another name")]
@@ -292,6 +304,16 @@ pub enum Error {
         /// Rows of the tensor.
         n_rows: u64,
     },
+    /// What is wrong with one tensor of a call over several, where the cause does not name it.
+    #[error("tensor {name:?} in namespace {namespace:?}: {source}")]
+    OfTensor {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
+        /// What is wrong.
+        source: Box<Error>,
+    },
     /// A block number that the tensor does not have.
     #[error("block {block_idx} is out of range: the tensor has {n_blocks} blocks")]
     BlockOutOfRange {
@@ -409,6 +431,27 @@ pub enum Error {
         /// The most that are read.
         limit: usize,
     },
+}
+
+impl Error {
+    /// This error of a call over `n_tensors`, which names `handle` as the one that it is about.
+    pub(crate) fn of(self, handle: &Handle, n_tensors: usize) -> Self {
+        match self {
+            Self::RowOutOfRange { .. }
+            | Self::BufferLength { .. }
+            | Self::NotGatherable { .. }
+            | Self::Unsupported { .. }
+            | Self::Memory { .. }
+                if n_tensors > 1 =>
+            {
+                let (namespace, name) =
+                    (handle.client().namespace_name().to_owned(), handle.name().to_owned());
+                Self::OfTensor { namespace, name, source: Box::new(self) }
+            }
+            // It names its tensor, or is about no tensor.
+            _ => self,
+        }
+    }
 }
 
 /// Where a daemon was looked for.

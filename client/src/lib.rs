@@ -51,6 +51,7 @@ mod gather;
 mod handle;
 mod namespaces;
 mod overlays;
+mod parts;
 mod protocol;
 mod put;
 mod read;
@@ -76,6 +77,7 @@ pub use device::{
 pub use error::{Error, Result, Tried};
 pub use handle::Handle;
 pub use namespaces::Tensors;
+pub use parts::Parts;
 pub use protocol::ProtocolFault;
 pub use put::PutOptions;
 pub use row_id::RowId;
@@ -95,6 +97,7 @@ const _: () = {
     is_send_and_sync::<Handle>();
     is_send_and_sync::<Tensor>();
     is_send_and_sync::<View>();
+    is_send_and_sync::<Parts>();
     is_send_and_sync::<Error>();
     is_send_and_sync::<Gpu>();
     is_send_and_sync::<DeviceTensor>();

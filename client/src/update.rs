@@ -5,6 +5,7 @@
 //! The daemon makes a request visible as a whole and then answers, so that whoever has the answer reads what it wrote.
 //! A request may be repeated: it writes the same values to the same rows.
 
+use std::io;
 use std::ops::Range;
 
 use tierpack_kernels::geometry::Geometry;
@@ -25,6 +26,9 @@ use crate::row_id::RowId;
 const OPERATION: &str = "update a tensor";
 /// Bytes of a piece's number.
 const NUMBER_BYTES: u64 = 8;
+
+/// Writes the values at an offset among those of all rows.
+type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a;
 
 impl Handle {
     /// Gives rows new values and returns the tensor's revision then.
@@ -49,13 +53,40 @@ impl Handle {
     /// [`Error::Denied`]; as every call that asks the daemon, [`Error::Disconnected`], [`Error::Deadline`].
     pub fn update<I: RowId>(&self, rows: &[I], values: &[u8]) -> Result<u64> {
         self.client().shared.check_here()?;
-        check_len(values, self.check_rows(rows)?)?;
-        if values.is_empty() {
+        let needed = self.check_rows(rows)?;
+        check_len(values, needed)?;
+        self.update_all(rows, needed, &mut |offset, buf| {
+            buf.copy_from_slice(&values[index(offset)..][..buf.len()]);
+            Ok(())
+        })
+    }
+
+    /// As [`Handle::update`], with values that are asked for as they are sent: in parts of at most 16 MiB.
+    ///
+    /// `fill` writes the values that lie at an offset among those of all rows, one behind the other.
+    /// It may be asked for the same values twice.
+    ///
+    /// # Errors
+    /// [`Error::Source`] when `fill` fails: the values before the part that it was asked for are made.
+    /// Else as [`Handle::update`].
+    pub fn update_with<I: RowId>(
+        &self,
+        rows: &[I],
+        fill: &mut (dyn FnMut(u64, &mut [u8]) -> io::Result<()> + '_),
+    ) -> Result<u64> {
+        self.client().shared.check_here()?;
+        let needed = self.check_rows(rows)?;
+        self.update_all(rows, needed, fill)
+    }
+
+    /// The rows have been checked, and have so many bytes.
+    fn update_all<I: RowId>(&self, rows: &[I], bytes: u128, fill: &mut Fill<'_>) -> Result<u64> {
+        if bytes == 0 {
             return self.revision();
         }
         let (mut revision, mut at) = (0, Position::default());
         while at.row < rows.len() {
-            (revision, at) = self.update_some(rows, values, at)?;
+            (revision, at) = self.update_some(rows, fill, at)?;
         }
         Ok(revision)
     }
@@ -72,7 +103,12 @@ impl Handle {
     }
 
     /// Sends one request, for the pieces from `at` on; says which come next.
-    fn update_some<I: RowId>(&self, rows: &[I], values: &[u8], at: Position) -> Result<(u64, Position)> {
+    fn update_some<I: RowId>(
+        &self,
+        rows: &[I],
+        fill: &mut Fill<'_>,
+        at: Position,
+    ) -> Result<(u64, Position)> {
         let deadline = self.client().shared.deadline();
         let mut at = at;
         loop {
@@ -80,7 +116,7 @@ impl Handle {
             // Another publication may be cut another way: a row that was begun is then sent from its start.
             at.piece = if opened.geometry.pieces_per_row() == at.pieces_per_row { at.piece } else { 0 };
             let cut = Cut::new(&opened.geometry, rows.len(), at);
-            let chunk = cut.chunk(&opened.geometry, rows, values)?;
+            let chunk = cut.chunk(&opened.geometry, rows, fill)?;
             match self.send_update(&opened, &cut, &chunk, &deadline) {
                 Ok(revision) => return Ok((revision, cut.next)),
                 Err(error) if is_replaced(&error) => {
@@ -163,7 +199,7 @@ struct Cut {
     first: Position,
     n_pieces: u64,
     /// Their bytes, in those of all rows.
-    values: Range<usize>,
+    values: Range<u64>,
     next: Position,
 }
 
@@ -191,22 +227,23 @@ impl Cut {
         let end = first.piece + n_pieces;
         let row = first.row + index(end / pieces_per_row);
         let next = Position { row, piece: end % pieces_per_row, pieces_per_row };
-        Self { first, n_pieces, values: index(start)..index(start + len), next }
+        Self { first, n_pieces, values: start..start + len, next }
     }
 
     /// The numbers of the pieces, and their bytes.
-    fn chunk<I: RowId>(&self, geometry: &Geometry, rows: &[I], values: &[u8]) -> Result<Chunk> {
+    fn chunk<I: RowId>(&self, geometry: &Geometry, rows: &[I], fill: &mut Fill<'_>) -> Result<Chunk> {
         let pieces_per_row = geometry.pieces_per_row();
-        let (numbers_len, values) = (index(self.n_pieces * NUMBER_BYTES), &values[self.values.clone()]);
-        Chunk::new((numbers_len + values.len()) as u64, |buf| {
-            let (numbers, target) = buf.split_at_mut(numbers_len);
+        let (numbers_len, needed) =
+            (index(self.n_pieces * NUMBER_BYTES), self.values.end - self.values.start);
+        Chunk::new(numbers_len as u64 + needed, |buf| {
+            let (numbers, values) = buf.split_at_mut(numbers_len);
             for (piece, target) in (self.first.piece..).zip(numbers.as_chunks_mut().0) {
                 let row = rows[self.first.row + index(piece / pieces_per_row)].row();
                 let row = row.expect("the caller has checked every row");
                 *target = (row * pieces_per_row + piece % pieces_per_row).to_le_bytes();
             }
-            target.copy_from_slice(values);
-            Ok(())
+            let source = |source| Error::Source { got: 0, needed, source };
+            fill(self.values.start, values).map_err(source)
         })
     }
 }

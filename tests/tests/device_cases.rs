@@ -69,7 +69,24 @@ fn a_bad_row_is_an_error_and_the_gpu_works_on() {
             }
         }
     }
-    drop(gpu);
+    // Of a gather over several tensors, the tensor is named too.
+    let device = handle.on_device(&gpu, CacheConfig::new(0)).expect("it fits");
+    let (good, bad) = (gpu.ids(&[1_i64, 2]).expect("few ids"), gpu.ids(&[3_i64, -7]).expect("few ids"));
+    for (gathers, name) in
+        [([(&device, &good), (&neighbor, &bad)], "t2"), ([(&device, &bad), (&neighbor, &good)], "t1")]
+    {
+        let outcome = gpu.gather_many(&gathers).and_then(|both| both[0].wait());
+        let error = outcome.expect_err("a row that is not there");
+        let text = error.to_string();
+        assert!(text.contains(&format!("{name:?}")) && text.contains("row -7 at position 1"), "{text}");
+        let Error::OfTensor { name: named, source, .. } = error else { panic!("{error:?}") };
+        assert!(named == name && matches!(*source, Error::RowOutOfRange { row: -7, .. }), "{source}");
+    }
+    let mut short = [device.output(2).expect("it fits"), neighbor.output(1).expect("it fits")];
+    let error = gpu.gather_many_into(&[(&device, &good), (&neighbor, &good)], &mut short);
+    let error = error.expect_err("an output that is too short").to_string();
+    assert!(error.contains("\"t2\"") && error.contains("256 are needed"), "{error}");
+    drop((device, short, gpu));
     daemon.quiet();
 }
 

@@ -333,7 +333,7 @@ fn the_program_updates_rows_and_whole_tensors() {
     refused(&["--rows", "x", "--from", &short], &["\"x\"", "0,5,10-20"]);
     refused(&["--from", &short], &["100 rows"]);
     let text = daemon.file("values.txt", b"1");
-    refused(&["--from", &text], &[".npy"]);
+    refused(&["--from", &text], &["neither npy nor safetensors but text", "--format"]);
     model.check(&daemon, &handle);
     assert_eq!(daemon.run(&["update", "t"]).status.code(), Some(2));
 }

@@ -122,7 +122,7 @@ impl Inner {
             let Some((target, number, fault)) = failed else { return Ok(plans) };
             drop(plans);
             if let Fault::Failed(error) = fault {
-                return Err(error);
+                return Err(error.of(target.handle, targets.len()));
             }
             let deadline = deadline.get_or_insert_with(|| target.handle.client().shared.deadline());
             if deadline.left().is_zero() {
@@ -132,7 +132,11 @@ impl Inner {
                 // Flights that have ended may still have theirs.
                 Fault::NoGuard(NoGuard::TooManyLeases) if self.reaper.wait_for_oldest() => {}
                 // Waits for whatever it takes, as a read to host memory would; then all of them again.
-                _ => target.handle.attempt(|opened| Plan::new(target, opened, number, upload).map(drop))?,
+                _ => {
+                    let read = |opened: &_| Plan::new(target, opened, number, upload).map(drop);
+                    let read = target.handle.attempt(read);
+                    read.map_err(|error| error.of(target.handle, targets.len()))?;
+                }
             }
         }
     }

@@ -301,7 +301,8 @@ impl Gpu {
         let mut requests = Vec::with_capacity(gathers.len());
         for ((handle, ids), out) in gathers.iter().zip(&mut *outputs) {
             self.inner.check_is(&handle.tier.gpu)?;
-            requests.push(handle.request_for(ids, out)?);
+            let request = handle.request_for(ids, out);
+            requests.push(request.map_err(|error| error.of(handle.handle(), gathers.len()))?);
             out.settle_before(stream)?;
         }
         outputs.iter_mut().for_each(DeviceTensor::empty);

@@ -31,18 +31,18 @@ fn requests_cover_every_byte_once_and_none_is_too_long() {
             let n_rows = index(geometry.n_rows());
             let (mut end, mut n_pieces) = (0, 0);
             for cut in cuts(&geometry, n_rows) {
-                let len = cut.values.len() as u64;
+                let len = cut.values.end - cut.values.start;
                 assert!(cut.n_pieces > 0 && len + 8 * cut.n_pieces <= MAX_CHUNK_BYTES, "{shape:?}");
                 assert_eq!(cut.values.start, end, "{shape:?}");
                 (end, n_pieces) = (cut.values.end, n_pieces + cut.n_pieces);
             }
-            assert_eq!(end as u64, geometry.raw_bytes());
+            assert_eq!(end, geometry.raw_bytes());
             assert_eq!(n_pieces, geometry.n_rows() * geometry.pieces_per_row());
             // What does not come last has no room for another piece.
             let all = cuts(&geometry, n_rows);
             let longest = geometry.block(0).row_bytes + NUMBER_BYTES;
             for cut in all.iter().rev().skip(1) {
-                let len = cut.values.len() as u64 + NUMBER_BYTES * cut.n_pieces;
+                let len = cut.values.end - cut.values.start + NUMBER_BYTES * cut.n_pieces;
                 assert!(len + longest > MAX_CHUNK_BYTES, "{shape:?}: {len} bytes");
             }
         }
@@ -51,7 +51,11 @@ fn requests_cover_every_byte_once_and_none_is_too_long() {
 
 /// The pieces of a chunk, by number; the test keeps it within the message.
 fn pieces(geometry: &Geometry, cut: &Cut, rows: &[u64], values: &[u8]) -> Vec<(u64, Vec<u8>)> {
-    let chunk = cut.chunk(geometry, rows, values).unwrap();
+    let mut fill = |offset, buf: &mut [u8]| {
+        buf.copy_from_slice(&values[index(offset)..][..buf.len()]);
+        Ok(())
+    };
+    let chunk = cut.chunk(geometry, rows, &mut fill).unwrap();
     let Blob::Inline(bytes) = &chunk.blob else { panic!("{} bytes in a message", values.len()) };
     let (numbers, mut rest) = bytes.split_at(index(8 * cut.n_pieces));
     let numbers = numbers.as_chunks().0.iter().map(|number| u64::from_le_bytes(*number));

@@ -1,27 +1,33 @@
-//! `tierpack put`: stores the tensors of a file.
+//! `tierpack put`: stores the tensors of files.
 //!
-//! A file is stored whole or not at all: when one tensor fails, those that this command added are removed again.
+//! All files are checked before the first tensor is stored, and they are stored whole or not at all: when one tensor fails, those that this command added are removed again.
 //! Tensors that it replaced (`--overwrite`) keep their new bytes, because the old ones are gone.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod import;
+
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use tierpack_client::{Access, Client, CodecChoice, Entry, Prefer, PutOptions};
 
+use self::import::Import;
 use super::{DEFAULT_NAMESPACE, byte_bar, connect, n_tensors, saved_cell, totals};
-use crate::files::{self, FileTensor, SourceFile};
+use crate::files::ReadAs;
 use crate::output::Output;
 use crate::{escape, table};
 
 /// Arguments of `put`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A .safetensors or .npy file
-    file: PathBuf,
+    /// Safetensors or npy files, or the index of a checkpoint in shards (model.safetensors.index.json)
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    read_as: ReadAs,
     /// Namespace to store in; an unknown one is created
     #[arg(long, value_name = "NS", default_value = DEFAULT_NAMESPACE)]
     namespace: String,
@@ -97,74 +103,18 @@ impl Args {
     }
 }
 
-/// What a file holds, ready to be stored.
-#[derive(Debug)]
-struct Import {
-    source: SourceFile,
-    tensors: Vec<FileTensor>,
-    metadata: BTreeMap<String, String>,
-}
-
-impl Import {
-    /// Opens and checks the file; nothing is stored yet.
-    fn open(args: &Args) -> Result<Self> {
-        let source = SourceFile::open(&args.file)?;
-        let (mut tensors, metadata) = files::read(&source, || {
-            let stem = args.file.file_stem().and_then(|stem| stem.to_str());
-            let name = args.name.as_deref().or(stem).with_context(|| {
-                format!("the file name {} is not UTF-8: pass --name", args.file.display())
-            })?;
-            Ok(name.to_owned())
-        })?;
-        if let Some(name) = &args.name {
-            let n = tensors.len();
-            let [tensor] = tensors.as_mut_slice() else {
-                bail!("--name needs a file with one tensor, {} has {n}", args.file.display());
-            };
-            tensor.rename(name.clone())?;
-        }
-        if let Some(row_elems) = args.row_elems {
-            check_row_elems(&tensors, row_elems)?;
-        }
-        Ok(Self { source, tensors, metadata })
-    }
-
-    /// Bytes of all tensors.
-    fn raw_bytes(&self) -> u64 {
-        self.tensors.iter().map(FileTensor::raw_bytes).sum()
-    }
-}
-
-/// Refuses a row length that no tensor can have, before any is stored.
-fn check_row_elems(tensors: &[FileTensor], row_elems: NonZeroU64) -> Result<()> {
-    let mut flat = tensors.iter().filter(|tensor| tensor.shape.len() < 2).peekable();
-    ensure!(
-        flat.peek().is_some(),
-        "--row-elems {row_elems} applies to no tensor: all have two or more dimensions"
-    );
-    for tensor in flat {
-        let elems = tensor.n_elems();
-        ensure!(
-            elems.is_multiple_of(row_elems.get()),
-            "tensor {}: its {elems} elements are no multiple of --row-elems {row_elems}",
-            escape::quoted(&tensor.name)
-        );
-    }
-    Ok(())
-}
-
-/// Stores a file.
+/// Stores the files.
 ///
 /// # Errors
-/// The file is malformed or changes meanwhile, a tensor exists, or the daemon refuses one.
+/// A file is malformed or changes meanwhile, a tensor exists, or the daemon refuses one.
 pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Result<()> {
     let import = Import::open(args)?;
     let client = connect(socket, &args.namespace)?;
     let existing = existing(&client, &import, args)?;
-    let mut stored = Vec::with_capacity(import.tensors.len());
+    let mut stored = Vec::with_capacity(import.n_tensors());
     let result = store(args, &import, &client, &mut stored);
     if let Err(error) = result {
-        return Err(error.context(undo(&client, &stored, &existing, args)));
+        return Err(error.context(undo(&client, &stored, &existing, &import)));
     }
     let (raw, kept) = totals(&stored);
     let saved = saved_cell(raw, kept);
@@ -174,9 +124,9 @@ pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Resul
     Ok(())
 }
 
-/// Names of the file that the namespace has already.
+/// Names of the files that the namespace has already.
 fn existing(client: &Client, import: &Import, args: &Args) -> Result<BTreeSet<String>> {
-    let names: BTreeSet<&str> = import.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    let names: BTreeSet<&str> = import.tensors().map(|tensor| tensor.name.as_str()).collect();
     let mut existing: BTreeSet<String> = client.list()?.into_iter().map(|entry| entry.name).collect();
     existing.retain(|name| names.contains(name.as_str()));
     if let (Some(first), false) = (existing.first(), args.overwrite) {
@@ -185,7 +135,7 @@ fn existing(client: &Client, import: &Import, args: &Args) -> Result<BTreeSet<St
             escape::quoted(&args.namespace),
             existing.len(),
             n_tensors(names.len()),
-            args.file.display(),
+            import.label,
             escape::quoted(first)
         );
     }
@@ -199,29 +149,31 @@ fn store(args: &Args, import: &Import, client: &Client, stored: &mut Vec<Entry>)
         .codec(args.codec)
         .prefer(args.prefer.map(Prefer::from).unwrap_or_default())
         .overwrite(args.overwrite)
-        .access(access)
-        .file_metadata(import.metadata.clone());
-    let flat_options = match args.row_elems {
-        Some(row_elems) => options.clone().row_elems(row_elems.get()),
-        None => options.clone(),
-    };
+        .access(access);
     let bar = byte_bar("put", import.raw_bytes());
-    for tensor in &import.tensors {
-        let options = if tensor.shape.len() < 2 { &flat_options } else { &options };
-        let mut reader = bar.wrap_read(import.source.range(tensor.range.clone()));
-        let entry = client
-            .put_with(&tensor.name, tensor.dtype, &tensor.shape, &mut reader, options)
-            .with_context(|| format!("put tensor {}", escape::quoted(&tensor.name)))?;
-        stored.push(entry);
+    for part in &import.parts {
+        let options = options.clone().file_metadata(part.metadata.clone());
+        let flat_options = match args.row_elems {
+            Some(row_elems) => options.clone().row_elems(row_elems.get()),
+            None => options.clone(),
+        };
+        for tensor in &part.tensors {
+            let options = if tensor.shape.len() < 2 { &flat_options } else { &options };
+            let mut reader = bar.wrap_read(part.source.range(tensor.range.clone()));
+            let entry = client
+                .put_with(&tensor.name, tensor.dtype, &tensor.shape, &mut reader, options)
+                .with_context(|| format!("put tensor {}", escape::quoted(&tensor.name)))?;
+            stored.push(entry);
+        }
     }
     bar.finish_and_clear();
-    import.source.check_unchanged()
+    import.parts.iter().try_for_each(|part| part.source.check_unchanged())
 }
 
 /// Removes what this command added, and says so.
-fn undo(client: &Client, stored: &[Entry], existing: &BTreeSet<String>, args: &Args) -> String {
+fn undo(client: &Client, stored: &[Entry], existing: &BTreeSet<String>, import: &Import) -> String {
     let (replaced, added): (Vec<_>, Vec<_>) = stored.iter().partition(|entry| existing.contains(&entry.name));
-    let mut text = format!("import {}", args.file.display());
+    let mut text = format!("import {}", import.label);
     let failed = added.iter().filter(|entry| client.remove(&entry.name).is_err()).count();
     if added.len() > failed {
         text += &format!(", removed the {} that it had added", n_tensors(added.len() - failed));

@@ -13,7 +13,7 @@ use tierpack_client::{Dtype, Error, Handle};
 use tierpack_shm::message::MAX_CHUNK_BYTES;
 
 use super::{DEFAULT_NAMESPACE, byte_bar, connect};
-use crate::files::{self, FileTensor, SourceFile, npy};
+use crate::files::{self, FileTensor, ReadAs, SourceFile, npy};
 use crate::output::Output;
 use crate::{escape, table};
 
@@ -22,12 +22,14 @@ use crate::{escape, table};
 pub(crate) struct Args {
     /// Name of the tensor
     name: String,
-    /// Rows to change: a .npy file of integers, or a list such as 0,5,10-20 [default: all]
+    /// Rows to change: an npy file of integers, or a list such as 0,5,10-20 [default: all]
     #[arg(long, value_name = "FILE.npy|LIST")]
     rows: Option<String>,
-    /// New values: a .npy or .safetensors file with as many rows, of the tensor's dtype and row length
+    /// New values: an npy or safetensors file with as many rows, of the tensor's dtype and row length
     #[arg(long, value_name = "FILE")]
     from: PathBuf,
+    #[command(flatten)]
+    read_as: ReadAs,
     /// Namespace of the tensor
     #[arg(long, value_name = "NS", default_value = DEFAULT_NAMESPACE)]
     namespace: String,
@@ -62,7 +64,8 @@ struct Document<'a> {
 /// changed.
 pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Result<()> {
     let source = SourceFile::open(&args.from)?;
-    let values = choose(files::read(&source, || Ok(args.name.clone()))?.0, &args.name, &args.from)?;
+    let (tensors, _) = files::read(&source, args.read_as, || Ok(args.name.clone()))?;
+    let values = choose(tensors, &args.name, &args.from)?;
     let client = connect(socket, &args.namespace)?;
     let named = || format!("update tensor {}", escape::quoted(&args.name));
     let handle = client.open(&args.name).with_context(named)?;
@@ -113,16 +116,18 @@ fn check_values(values: &FileTensor, handle: &Handle, n_rows: u64, path: &Path) 
 /// Sends the values in steps; gives the revision after the last.
 fn send(handle: &Handle, rows: &Rows, source: &SourceFile, values: &FileTensor) -> Result<u64> {
     let row_bytes = handle.row_bytes();
+    // A longer row goes in parts of its own.
     let step_rows = (MAX_CHUNK_BYTES / (row_bytes + 8)).max(1);
-    let mut reader = source.range(values.range.clone());
     let bar = byte_bar("update", values.raw_bytes());
-    let (mut first, mut revision, mut buffer) = (0, None, Vec::new());
+    let (mut first, mut revision) = (0, None);
     while first < rows.len() && row_bytes > 0 {
-        let end = rows.len().min(first + step_rows);
-        buffer.resize(usize::try_from((end - first) * row_bytes)?, 0);
-        reader.read_exact(&mut buffer).with_context(|| format!("read {}", source.path().display()))?;
-        revision = Some(handle.update(&rows.part(first..end)?, &buffer)?);
-        bar.inc(buffer.len() as u64);
+        let (end, start) = (rows.len().min(first + step_rows), values.range.start + first * row_bytes);
+        let mut fill = |offset, buf: &mut [u8]| {
+            let from = start + offset;
+            bar.set_position(from - values.range.start);
+            source.range(from..from + buf.len() as u64).read_exact(buf)
+        };
+        revision = Some(handle.update_with(&rows.part(first..end)?, &mut fill)?);
         first = end;
     }
     bar.finish_and_clear();
@@ -136,9 +141,14 @@ fn send(handle: &Handle, rows: &Rows, source: &SourceFile, values: &FileTensor) 
 impl Rows {
     /// Reads a list, or the file that it names.
     fn read(list: &str) -> Result<Self> {
-        let is_file =
-            Path::new(list).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
-        if is_file { Self::from_file(Path::new(list)) } else { Self::from_list(list) }
+        let path = Path::new(list);
+        let is_npy = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"));
+        let may_be_list = list.chars().all(|c| c.is_ascii_digit() || " ,-".contains(c));
+        if is_npy || (!may_be_list && path.is_file()) {
+            Self::from_file(Path::new(list))
+        } else {
+            Self::from_list(list)
+        }
     }
 
     fn from_list(list: &str) -> Result<Self> {
@@ -166,7 +176,7 @@ impl Rows {
 
     fn from_file(path: &Path) -> Result<Self> {
         let source = SourceFile::open(path)?;
-        let tensor = npy::read(&source, "rows".to_owned())?;
+        let tensor = npy::read(&source, "rows".to_owned(), None)?;
         let mut bytes = Vec::new();
         let shown = || format!("read {}", path.display());
         source.range(tensor.range.clone()).read_to_end(&mut bytes).with_context(shown)?;

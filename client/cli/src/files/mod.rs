@@ -4,8 +4,11 @@
 //! Every length in a file is checked against the file's own length before memory is taken for it.
 //! Readers give a list of [`FileTensor`]s first, all checked, and stream the data of each afterwards.
 
+mod format;
+pub(crate) mod index;
 pub(crate) mod npy;
 pub(crate) mod safetensors;
+mod target;
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata, OpenOptions};
@@ -18,6 +21,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::fcntl::OFlag;
 use tierpack_client::Dtype;
 use tierpack_shm::message::{MAX_NAME_BYTES, MAX_RANK};
+
+use format::Format;
+pub(crate) use format::ReadAs;
 
 use crate::escape;
 
@@ -71,25 +77,31 @@ fn check_limits(name: &str, rank: usize) -> Result<()> {
     Ok(())
 }
 
-/// Reads and checks the header of a file, by the end of its name; gives its tensors and its metadata.
+/// Reads and checks the header of a file; gives its tensors and its metadata.
 ///
 /// `name` is asked for where the format has no names.
 ///
 /// # Errors
-/// The name ends in neither `.safetensors` nor `.npy`, or the file is malformed.
+/// The file is neither npy nor safetensors, is malformed, or is not what `read_as` says.
 pub(crate) fn read(
     source: &SourceFile,
+    read_as: ReadAs,
     name: impl FnOnce() -> Result<String>,
 ) -> Result<(Vec<FileTensor>, BTreeMap<String, String>)> {
-    let path = source.path();
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    match extension.to_ascii_lowercase().as_str() {
-        "safetensors" => {
+    let format = match read_as.format {
+        Some(format) => format,
+        None => format::detect(source)?,
+    };
+    match (format, read_as.dtype) {
+        (Format::Npy, dtype) => Ok((vec![npy::read(source, name()?, dtype)?], BTreeMap::new())),
+        (Format::Safetensors, None) => {
             let contents = safetensors::read(source)?;
             Ok((contents.tensors, contents.metadata))
         }
-        "npy" => Ok((vec![npy::read(source, name()?)?], BTreeMap::new())),
-        _ => bail!("{} ends in neither .safetensors nor .npy", path.display()),
+        (Format::Safetensors, Some(dtype)) => bail!(
+            "--dtype {dtype} is for npy files, and {} is safetensors, which names its dtypes: leave it out",
+            source.path().display()
+        ),
     }
 }
 

@@ -17,17 +17,20 @@ const MAX_BRACKETS: usize = 8;
 
 /// Reads and checks the header of `source`; the tensor is called `name`.
 ///
+/// `asked` says what elements are that `NumPy` knows as bytes alone, or as unsigned integers of that width.
+///
 /// # Errors
 /// The file is not a `.npy` file, its array is not plain, or its data is not exactly what the header says.
-pub(crate) fn read(source: &SourceFile, name: String) -> Result<FileTensor> {
-    parse(source, name).with_context(|| format!("read {} as npy", source.path().display()))
+pub(crate) fn read(source: &SourceFile, name: String, asked: Option<Dtype>) -> Result<FileTensor> {
+    parse(source, name, asked).with_context(|| format!("read {} as npy", source.path().display()))
 }
 
-fn parse(source: &SourceFile, name: String) -> Result<FileTensor> {
-    let (front, starts) = front(source)?;
+fn parse(source: &SourceFile, name: String, asked: Option<Dtype>) -> Result<FileTensor> {
+    let (mut front, starts) = front(source)?;
+    simplify(&mut front[starts.text..]);
     check_text(&front[starts.text..])?;
     let header = NpyHeader::from_reader(front.as_slice()).context("the header is malformed")?;
-    let dtype = dtype(&header.dtype())?;
+    let dtype = dtype(&header.dtype(), asked)?;
     let shape = header.shape().to_vec();
     check_limits(&name, shape.len())?;
     check_order(&header)?;
@@ -69,6 +72,19 @@ fn front(source: &SourceFile) -> Result<(Vec<u8>, Starts)> {
     Ok((front, Starts { text: usize::try_from(text)?, data }))
 }
 
+/// Makes what `NumPy` reads and `npyz` does not into what both read: line breaks between values, and `3L` for 3, as
+/// Python 2 wrote long integers.
+fn simplify(text: &mut [u8]) {
+    for at in 1..text.len().saturating_sub(1) {
+        if text[at].is_ascii_whitespace() {
+            text[at] = b' ';
+        }
+        if text[at] == b'L' && text[at - 1].is_ascii_digit() && b",) ".contains(&text[at + 1]) {
+            text[at] = b' ';
+        }
+    }
+}
+
 /// Refuses text that a plain array's header never has, and what would overflow or overwork `npyz`.
 fn check_text(text: &[u8]) -> Result<()> {
     ensure!(text.is_ascii(), "the header is not ASCII: structured arrays are not supported");
@@ -100,16 +116,40 @@ fn check_text(text: &[u8]) -> Result<()> {
 }
 
 /// The dtype of a plain array.
-fn dtype(dtype: &DType) -> Result<Dtype> {
-    let DType::Plain(plain) = dtype else {
+fn dtype(found: &DType, asked: Option<Dtype>) -> Result<Dtype> {
+    let DType::Plain(plain) = found else {
         bail!("structured arrays are not supported: save each field as an array of its own");
     };
     if plain.endianness() == Endianness::Big {
         bail!("dtype {plain} is big-endian: save array.astype(array.dtype.newbyteorder('<')) instead");
     }
-    plain_dtype(plain).with_context(|| {
-        format!("dtype {plain} has no counterpart here: bool, integers, f2, f4, f8 and c8 are supported")
-    })
+    let (own, bits) = (plain_dtype(plain), plain.size_field().saturating_mul(8));
+    match (own, plain.type_char(), asked) {
+        (Some(own), _, None) => Ok(own),
+        (Some(own), _, Some(asked)) if own == asked => Ok(own),
+        (_, TypeChar::RawData | TypeChar::Uint, Some(asked)) => {
+            ensure!(
+                u64::from(asked.bits()) == bits,
+                "dtype {plain} has elements of {bits} bits, --dtype {asked} of {}: pass what the array was made of",
+                asked.bits()
+            );
+            Ok(asked)
+        }
+        (Some(own), _, Some(asked)) => {
+            bail!("the array has dtype {own}, not --dtype {asked}: leave --dtype out, or convert the array")
+        }
+        (None, TypeChar::RawData, None) => {
+            let example = if bits == 8 { "f8_e4m3" } else { "bf16" };
+            bail!(
+                "dtype {plain} names bytes only, as ml_dtypes saves bf16 and fp8: say what they are by --dtype, such \
+                 as --dtype {example}"
+            )
+        }
+        (None, ..) => bail!(
+            "dtype {plain} has no counterpart here: bool, integers, f2, f4, f8 and c8 are supported, and by --dtype \
+             what ml_dtypes saves"
+        ),
+    }
 }
 
 fn plain_dtype(plain: &TypeStr) -> Option<Dtype> {

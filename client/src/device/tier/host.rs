@@ -20,25 +20,31 @@ const BATCH_BYTES: u64 = 16 << 20;
 /// Gathers for all requests, and waits for them.
 pub(super) fn gather(gpu: &Arc<gpu::Inner>, requests: &[Request], stream: &Stream) -> Result<()> {
     for request in requests.iter().filter(|request| !request.is_keep) {
-        let handle = &request.tier.handle;
-        let rows = raw::read_ids(gpu, &request.ids, stream)?;
-        let bytes = handle.check_rows(&rows)?;
-        let row_bytes = handle.row_bytes();
-        let most = index((BATCH_BYTES / row_bytes.max(1)).max(1));
-        let room = most.min(rows.len()) as u64 * row_bytes;
-        let mut out = Vec::new();
-        out.try_reserve_exact(index(room)).map_err(|_| Error::Memory { bytes: u128::from(room) })?;
-        for (batch, first) in rows.chunks(most).zip((0_u64..).step_by(most)) {
-            out.resize(batch.len() * index(row_bytes), 0);
-            handle.gather_into(batch, &mut out)?;
-            if !out.is_empty() {
-                raw::write_rows(gpu, request.out + first * row_bytes, &out, stream)?;
-            }
-        }
-        let opened = handle.opened();
-        opened.page().count(0, Counter::DeviceGathers, 1);
-        opened.page().count(0, Counter::DeviceBytes, u64::try_from(bytes).unwrap_or(u64::MAX));
-        opened.page().note_device_access(DeviceAccess::Staged);
+        let gathered = gather_one(gpu, request, stream);
+        gathered.map_err(|error| error.of(&request.tier.handle, requests.len()))?;
     }
+    Ok(())
+}
+
+fn gather_one(gpu: &gpu::Inner, request: &Request, stream: &Stream) -> Result<()> {
+    let handle = &request.tier.handle;
+    let rows = raw::read_ids(gpu, &request.ids, stream)?;
+    let bytes = handle.check_rows(&rows)?;
+    let row_bytes = handle.row_bytes();
+    let most = index((BATCH_BYTES / row_bytes.max(1)).max(1));
+    let room = most.min(rows.len()) as u64 * row_bytes;
+    let mut out = Vec::new();
+    out.try_reserve_exact(index(room)).map_err(|_| Error::Memory { bytes: u128::from(room) })?;
+    for (batch, first) in rows.chunks(most).zip((0_u64..).step_by(most)) {
+        out.resize(batch.len() * index(row_bytes), 0);
+        handle.gather_into(batch, &mut out)?;
+        if !out.is_empty() {
+            raw::write_rows(gpu, request.out + first * row_bytes, &out, stream)?;
+        }
+    }
+    let opened = handle.opened();
+    opened.page().count(0, Counter::DeviceGathers, 1);
+    opened.page().count(0, Counter::DeviceBytes, u64::try_from(bytes).unwrap_or(u64::MAX));
+    opened.page().note_device_access(DeviceAccess::Staged);
     Ok(())
 }

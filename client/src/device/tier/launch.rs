@@ -134,7 +134,7 @@ fn prepare(
         drop(guards);
         locked.states.iter_mut().for_each(|state| state.fail());
         if let Fault::Failed(error) = fault {
-            return Err(error);
+            return Err(error.of(&tier.handle, locked.tiers.len()));
         }
         let deadline = deadline.get_or_insert_with(|| tier.handle.client().shared.deadline());
         if deadline.left().is_zero() {
@@ -146,10 +146,11 @@ fn prepare(
             // Waits for whatever it takes, as a read to host memory would; then all of them again.
             _ => {
                 let place = locked.place(tier);
-                let state = &mut locked.states[place];
-                tier.handle.attempt(|opened| {
-                    state.sync(opened, (gpu, mode), &mut GatherWork::default()).map(drop)
-                })?;
+                let (n_tensors, state) = (locked.tiers.len(), &mut locked.states[place]);
+                let synced = tier
+                    .handle
+                    .attempt(|opened| state.sync(opened, (gpu, mode), &mut GatherWork::default()).map(drop));
+                synced.map_err(|error| error.of(&tier.handle, n_tensors))?;
                 state.fail();
             }
         }

@@ -105,7 +105,8 @@ unsafe fn gather_many_raw(
     for gather in gathers {
         gather.handle.handle().client().shared.check_here()?;
         gpu.check_is(&gather.handle.tier.gpu)?;
-        requests.push(gather.request()?);
+        let request = gather.request();
+        requests.push(request.map_err(|error| error.of(gather.handle.handle(), gathers.len()))?);
     }
     // SAFETY: the caller promises the stream for as long as this value lives.
     let stream = unsafe { Stream::of_caller(&gpu.device, stream) };

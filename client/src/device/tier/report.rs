@@ -118,10 +118,12 @@ pub(super) fn settle(gpu: &gpu::Inner, requests: &[Request], reports: &[Report])
     let mut counts = GatherCounts::default();
     for (request, report) in requests.iter().zip(reports) {
         counts.add(&report.status);
-        check(gpu, request, report)?;
+        let checked = check(gpu, request, report);
+        checked.map_err(|error| error.of(&request.tier.handle, requests.len()))?;
     }
     for (request, report) in requests.iter().zip(reports) {
-        gather_missed(gpu, request, report.clone(), &mut counts)?;
+        let gathered = gather_missed(gpu, request, report.clone(), &mut counts);
+        gathered.map_err(|error| error.of(&request.tier.handle, requests.len()))?;
     }
     Ok(counts)
 }

@@ -12,7 +12,7 @@ use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::types::{UNIT_BYTES, index};
 
 use crate::escape;
-use crate::files::{SourceFile, npy, safetensors};
+use crate::files::{self, ReadAs, SourceFile};
 
 /// A tensor in memory.
 #[derive(Debug)]
@@ -39,16 +39,14 @@ pub(super) struct Coded {
     pub(super) stored_bytes: u64,
 }
 
-/// Reads the tensors of a .safetensors or .npy file.
+/// Reads the tensors of a safetensors or npy file.
 ///
 /// # Errors
 /// The file cannot be read, or is neither.
 pub(super) fn load(path: &Path, access: Access) -> Result<Vec<Loaded>> {
     let source = SourceFile::open(path)?;
-    let is_npy = path.extension().is_some_and(|extension| extension == "npy");
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let tensors =
-        if is_npy { vec![npy::read(&source, stem.clone())?] } else { safetensors::read(&source)?.tensors };
+    let (tensors, _) = files::read(&source, ReadAs::default(), || Ok(stem.clone()))?;
     let mut loaded = Vec::new();
     for tensor in tensors {
         let geometry = Geometry::new(tensor.dtype, &tensor.shape, access, None)

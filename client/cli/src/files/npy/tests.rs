@@ -18,9 +18,13 @@ fn header(descr: &str, order: &str, shape: &str) -> String {
 }
 
 fn read_bytes(bytes: &[u8]) -> Result<FileTensor> {
+    read_bytes_as(bytes, None)
+}
+
+fn read_bytes_as(bytes: &[u8], asked: Option<Dtype>) -> Result<FileTensor> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), bytes)?;
-    read(&SourceFile::open(file.path())?, "x".to_owned())
+    read(&SourceFile::open(file.path())?, "x".to_owned(), asked)
 }
 
 fn refusal(bytes: &[u8]) -> String {
@@ -86,7 +90,8 @@ fn refuses_arrays_that_are_not_plain() {
         (header("'<f16'", "False", "(1,)"), 16, "dtype <f16 has no counterpart"),
         (header("'<M8[D]'", "False", "(1,)"), 8, "dtype <M8[D] has no counterpart"),
         (header("'|S3'", "False", "(1,)"), 3, "dtype |S3 has no counterpart"),
-        (header("'|V2'", "False", "(1,)"), 2, "dtype |V2 has no counterpart"),
+        (header("'|V2'", "False", "(1,)"), 2, "such as --dtype bf16"),
+        (header("'|V1'", "False", "(1,)"), 1, "such as --dtype f8_e4m3"),
         (header("[('a', '<f4'), ('b', '<i4')]", "False", "(1,)"), 8, "structured arrays are not supported"),
         (header("[('é', '<f4')]", "False", "(1,)"), 4, "structured arrays are not supported"),
         (header("'<f4'", "False", "(2,)"), 7, "which is 8 bytes, but 7 bytes follow it"),
@@ -97,6 +102,55 @@ fn refuses_arrays_that_are_not_plain() {
         assert!(refused.contains(message), "{refused}");
     }
     assert!(read_bytes(&file(&header("'<f4'", "True", "(1, 3)"), 12)).is_ok());
+}
+
+#[test]
+fn reads_headers_as_numpy_writes_and_reads_them() {
+    let texts = [
+        // Keys in another order, double quotes, no padding, no comma at the end, Python 2's long integers.
+        "{'shape': (2, 3), 'descr': '<f4', 'fortran_order': False}",
+        "{\"fortran_order\": False, \"descr\": \"<f4\", \"shape\": (2, 3,), }\n",
+        "{'descr':'<f4','fortran_order':False,'shape':(2,3)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2L, 3L), }",
+        "  {'descr': '<f4', 'fortran_order': False, 'shape': (2 ,\n3), }\t  \n",
+    ];
+    for text in texts {
+        for version in [1, 2, 3] {
+            let mut bytes = file(text, 24);
+            bytes[6] = version;
+            if version > 1 {
+                bytes.splice(10..10, [0, 0]);
+            }
+            let tensor = read_bytes(&bytes).map_err(|error| format!("{text}: {error:#}")).unwrap();
+            assert_eq!((tensor.dtype, &tensor.shape[..], tensor.raw_bytes()), (Dtype::F32, &[2, 3][..], 24));
+        }
+    }
+}
+
+#[test]
+fn reads_bytes_as_what_they_are_said_to_be() {
+    let cases = [
+        ("|V2", Dtype::Bf16, 2),
+        ("<V2", Dtype::Bf16, 2),
+        ("|V1", Dtype::F8E4m3, 1),
+        ("|V1", Dtype::F8E5m2, 1),
+        ("<u2", Dtype::Bf16, 2),
+        ("<f4", Dtype::F32, 4),
+    ];
+    for (descr, asked, len) in cases {
+        let bytes = file(&header(&format!("'{descr}'"), "False", "(3,)"), 3 * len);
+        assert_eq!(read_bytes_as(&bytes, Some(asked)).unwrap().dtype, asked, "{descr}");
+    }
+    for (descr, asked, message) in [
+        ("|V2", Dtype::F8E4m3, "elements of 16 bits, --dtype F8_E4M3 of 8"),
+        ("|V1", Dtype::F4, "elements of 8 bits, --dtype F4 of 4"),
+        ("<f4", Dtype::I32, "the array has dtype F32, not --dtype I32"),
+        ("<i2", Dtype::Bf16, "the array has dtype I16, not --dtype BF16"),
+    ] {
+        let bytes = file(&header(&format!("'{descr}'"), "False", "(3,)"), 12);
+        let error = format!("{:#}", read_bytes_as(&bytes, Some(asked)).unwrap_err());
+        assert!(error.contains(message), "{error}");
+    }
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                     return Err(A::Error::custom("\"__metadata__\" appears twice in the header"));
                 }
                 has_metadata = true;
-                header.metadata = map.next_value_seed(TextMap)?;
+                header.metadata = map.next_value_seed(TextMap(METADATA_KEY))?;
             } else {
                 let info = map.next_value::<TensorInfo>().map_err(|error| {
                     A::Error::custom(format_args!("tensor {}: {error}", escape::quoted(&name)))
@@ -107,8 +107,16 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// Reads an object of strings; `None` and JSON's null stand for an empty one, as in the safetensors crate.
-struct TextMap;
+/// Reads an object of strings that is the value of `key`, and in which no key appears twice.
+pub(in crate::files) fn unique_texts<'de, A: MapAccess<'de>>(
+    key: &'static str,
+    map: &mut A,
+) -> Result<BTreeMap<String, String>, A::Error> {
+    map.next_value_seed(TextMap(key))
+}
+
+/// Reads an object of strings, the value of this key; `None` and JSON's null stand for an empty one, as in the safetensors crate.
+struct TextMap(&'static str);
 
 impl<'de> DeserializeSeed<'de> for TextMap {
     type Value = BTreeMap<String, String>;
@@ -122,7 +130,7 @@ impl<'de> Visitor<'de> for TextMap {
     type Value = BTreeMap<String, String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of strings for \"__metadata__\"")
+        write!(f, "an object of strings for {:?}", self.0)
     }
 
     fn visit_unit<E>(self) -> Result<Self::Value, E> {
@@ -136,8 +144,9 @@ impl<'de> Visitor<'de> for TextMap {
                 btree_map::Entry::Vacant(free) => free.insert(text),
                 btree_map::Entry::Occupied(taken) => {
                     return Err(A::Error::custom(format_args!(
-                        "key {} appears twice in \"__metadata__\"",
-                        escape::quoted(taken.key())
+                        "key {} appears twice in {:?}",
+                        escape::quoted(taken.key()),
+                        self.0
                     )));
                 }
             };

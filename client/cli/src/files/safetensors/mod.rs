@@ -13,12 +13,13 @@ use anyhow::{Context as _, Result, bail, ensure};
 use safetensors::tensor::Dtype as FileDtype;
 use tierpack_client::Dtype;
 
+pub(super) use header::unique_texts;
 pub(crate) use writer::{Output, Plan};
 
 use super::{FileTensor, SourceFile, check_limits};
 
 /// Longest header that is read or written, as in the safetensors crate.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes of the header's length in front of it.
 const PREFIX_BYTES: u64 = 8;
 

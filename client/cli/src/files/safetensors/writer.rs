@@ -1,23 +1,18 @@
 //! Writing a safetensors file, one tensor at a time.
 //!
-//! The file grows under a temporary name in the target's folder and gets its real name when it is complete.
-//! Whoever has the old file open or mapped keeps the old bytes; nobody sees half a file.
+//! `target.rs` says how the file comes by its name.
 //! Order and padding are those of the safetensors crate: by descending dtype, then name; header in steps of 8 bytes.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, Permissions};
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use safetensors::tensor::TensorInfo;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
-use tempfile::NamedTempFile;
 use tierpack_client::Entry;
 
 use super::super::raw_len;
+use super::super::target::Target;
 use super::header::METADATA_KEY;
 use super::{MAX_HEADER_BYTES, to_file_dtype};
 use crate::escape;
@@ -114,8 +109,7 @@ impl Serialize for HeaderText<'_> {
 /// A file that is being written; dropped before [`Output::finish`], it leaves nothing.
 #[derive(Debug)]
 pub(crate) struct Output {
-    temp: NamedTempFile,
-    target: PathBuf,
+    file: Target,
     left: u64,
 }
 
@@ -123,37 +117,21 @@ impl Output {
     /// Starts the file that will become `target`, with the header of `plan`.
     ///
     /// # Errors
-    /// `target` names something else than a file, its folder cannot be written, or the header is too long.
+    /// As [`Target::create`]; or the header is too long.
     pub(crate) fn create(target: &Path, plan: &Plan, metadata: &BTreeMap<String, String>) -> Result<Self> {
-        // A link keeps pointing to the file; renaming over a device or a pipe would replace it.
-        let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
-        if let Ok(found) = fs::metadata(&target) {
-            ensure!(found.is_file(), "{} is not a regular file: choose another output", target.display());
-        }
-        let name = target.file_name().with_context(|| format!("{} names no file", target.display()))?;
         let front = plan.front(metadata)?;
-        let folder = match target.parent() {
-            Some(folder) if !folder.as_os_str().is_empty() => folder,
-            _ => Path::new("."),
-        };
-        let mut prefix = OsString::from(".");
-        // A name takes 255 bytes at most, and the random part follows.
-        if name.len() <= 200 {
-            prefix.push(name);
-            prefix.push(".");
-        }
-        // A new file's mode: what the umask leaves of rw for all.
-        let temp = tempfile::Builder::new()
-            .prefix(&prefix)
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(folder)
-            .with_context(|| format!("create a temporary file in {}", folder.display()))?;
-        let mut output = Self { temp, target, left: plan.data_len + front.len() as u64 };
+        let file = Target::create(target)?;
+        let mut output = Self { file, left: plan.data_len + front.len() as u64 };
         output.write(&front)?;
         Ok(output)
     }
 
-    /// Appends the bytes of the next tensor.
+    /// Whether the bytes go to standard output, which then has no room for other text.
+    pub(crate) fn is_stdout(&self) -> bool {
+        self.file.is_stdout()
+    }
+
+    /// Appends the next bytes.
     ///
     /// # Errors
     /// The file cannot be written, for example because the disk is full.
@@ -163,22 +141,25 @@ impl Output {
             .left
             .checked_sub(more)
             .with_context(|| format!("{more} bytes where only {} are left of the file", self.left))?;
-        self.temp
-            .write_all(bytes)
-            .with_context(|| format!("write {more} bytes to {}", self.temp.path().display()))
+        self.file.write(bytes)
+    }
+
+    /// Goes back over the last `bytes`, to write them again; says whether the file allows that.
+    ///
+    /// # Errors
+    /// The file cannot be positioned.
+    pub(crate) fn take_back(&mut self, bytes: u64) -> Result<bool> {
+        let taken = self.file.take_back(bytes)?;
+        self.left += if taken { bytes } else { 0 };
+        Ok(taken)
     }
 
     /// Gives the complete file its name.
     ///
     /// # Errors
-    /// Tensors are missing, or the file cannot be saved or renamed.
+    /// Tensors are missing, or the file cannot be saved or named.
     pub(crate) fn finish(self) -> Result<()> {
-        ensure!(self.left == 0, "{} bytes are missing from {}", self.left, self.target.display());
-        self.temp.as_file().sync_data().with_context(|| format!("save {}", self.temp.path().display()))?;
-        self.temp
-            .persist(&self.target)
-            .map_err(|failed| failed.error)
-            .with_context(|| format!("rename the finished file to {}", self.target.display()))?;
-        Ok(())
+        ensure!(self.left == 0, "{} bytes are missing from {}", self.left, self.file.path().display());
+        self.file.finish()
     }
 }
