@@ -37,7 +37,7 @@ fn zeros_larger_than_the_pool_are_stored_alone_and_side_by_side() {
         for name in ["a", "b", "c", "d"] {
             let client = daemon.client();
             scope.spawn(move || {
-                put(&client, name, 100 * MIB, &mut zeros(), &PutOptions::new()).expect("they compress")
+                put(&client, name, 100 * MIB, &mut zeros(), &PutOptions::new()).expect("they compress");
             });
         }
     });

@@ -1,6 +1,6 @@
-//! How the blocks of a put are encoded: chosen from its first chunk.
+//! How the blocks of a put are encoded: chosen from a sample of the whole tensor, or from its first chunk.
 //!
-//! The first chunk that comes is sampled, at many places; the others wait for the choice, which takes well under a second.
+//! Without a sample the first chunk that comes is sampled, at many places; the others wait for the choice, which takes well under a second.
 //! A tensor longer than one chunk is judged by that chunk: a refit judges it as a whole.
 
 use tierpack_kernels::Coder;

@@ -6,17 +6,18 @@
 mod import;
 
 use std::collections::BTreeSet;
-use std::io::Write as _;
+use std::io::{self, Read, Seek, SeekFrom, Write as _};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
+use indicatif::ProgressBar;
 use tierpack_client::{Access, Client, CodecChoice, Entry, Prefer, PutOptions};
 
 use self::import::Import;
 use super::{DEFAULT_NAMESPACE, byte_bar, connect, n_tensors, saved_cell, totals};
-use crate::files::ReadAs;
+use crate::files::{RangeReader, ReadAs};
 use crate::output::Output;
 use crate::{escape, table};
 
@@ -150,7 +151,7 @@ fn store(args: &Args, import: &Import, client: &Client, stored: &mut Vec<Entry>)
         .prefer(args.prefer.map(Prefer::from).unwrap_or_default())
         .overwrite(args.overwrite)
         .access(access);
-    let bar = byte_bar("put", import.raw_bytes());
+    let (bar, mut before) = (byte_bar("put", import.raw_bytes()), 0);
     for part in &import.parts {
         let options = options.clone().file_metadata(part.metadata.clone());
         let flat_options = match args.row_elems {
@@ -159,15 +160,38 @@ fn store(args: &Args, import: &Import, client: &Client, stored: &mut Vec<Entry>)
         };
         for tensor in &part.tensors {
             let options = if tensor.shape.len() < 2 { &flat_options } else { &options };
-            let mut reader = bar.wrap_read(part.source.range(tensor.range.clone()));
+            let mut source = Shown { reader: part.source.range(tensor.range.clone()), bar: &bar, before };
             let entry = client
-                .put_with(&tensor.name, tensor.dtype, &tensor.shape, &mut reader, options)
+                .put_from(&tensor.name, tensor.dtype, &tensor.shape, &mut source, options)
                 .with_context(|| format!("put tensor {}", escape::quoted(&tensor.name)))?;
             stored.push(entry);
+            before += tensor.raw_bytes();
         }
     }
     bar.finish_and_clear();
     import.parts.iter().try_for_each(|part| part.source.check_unchanged())
+}
+
+/// The bytes of a tensor, with a bar that shows how far they were read.
+struct Shown<'a> {
+    reader: RangeReader<'a>,
+    bar: &'a ProgressBar,
+    /// Bytes of the tensors before.
+    before: u64,
+}
+
+impl Read for Shown<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.reader.read(buf)?;
+        self.bar.set_position(self.before + self.reader.stream_position()?);
+        Ok(n)
+    }
+}
+
+impl Seek for Shown<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.reader.seek(to)
+    }
 }
 
 /// Removes what this command added, and says so.

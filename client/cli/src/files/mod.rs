@@ -12,7 +12,7 @@ mod target;
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
@@ -165,7 +165,7 @@ impl SourceFile {
 
     /// The bytes in `range`; their last read fails if the file has changed by then.
     pub(crate) fn range(&self, range: Range<u64>) -> RangeReader<'_> {
-        RangeReader { source: self, range }
+        RangeReader { source: self, start: range.start, range }
     }
 
     /// Compares length and modification time with those at opening.
@@ -198,7 +198,23 @@ fn modified(found: &Metadata) -> (i64, i64) {
 #[derive(Debug)]
 pub(crate) struct RangeReader<'a> {
     source: &'a SourceFile,
+    start: u64,
+    /// What is left to read.
     range: Range<u64>,
+}
+
+impl Seek for RangeReader<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => self.start.checked_add(at),
+            SeekFrom::Current(by) => self.range.start.checked_add_signed(by),
+            SeekFrom::End(by) => self.range.end.checked_add_signed(by),
+        };
+        let is_within = |at: &u64| (self.start..=self.range.end).contains(at);
+        self.range.start =
+            at.filter(is_within).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(self.range.start - self.start)
+    }
 }
 
 impl Read for RangeReader<'_> {
