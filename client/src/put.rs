@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::io::{Cursor, Read, Seek};
 
 use tierpack_kernels::geometry::Geometry;
-use tierpack_shm::message::{Entry, MAX_CHUNK_BYTES};
-use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype, Prefer};
+use tierpack_shm::message::Entry;
+use tierpack_shm::types::{Access, CodecChoice, Dtype, Prefer};
 
 use crate::client::{Client, check_name};
 use crate::error::{Error, Result};
@@ -90,11 +90,7 @@ impl Client {
     /// As [`Client::put_with`]; [`Error::BufferLength`] when `bytes` are not those of the shape.
     pub fn put(&self, name: &str, dtype: Dtype, shape: &[u64], bytes: &[u8]) -> Result<Entry> {
         let options = PutOptions::new();
-        let geometry = geometry(name, dtype, shape, &options)?;
-        let (needed, got) = (u128::from(geometry.raw_bytes()), bytes.len() as u64);
-        if needed != u128::from(got) {
-            return Err(Error::BufferLength { needed, got });
-        }
+        check_len(name, dtype, shape, &options, bytes)?;
         self.put_from(name, dtype, shape, &mut Cursor::new(bytes), &options)
     }
 
@@ -112,13 +108,7 @@ impl Client {
         options: &PutOptions,
     ) -> Result<Entry> {
         let geometry = geometry(name, dtype, shape, options)?;
-        let mut transfer = Transfer::begin(self, name, dtype, shape, options)?;
-        // The first chunk has all of what is shorter.
-        if geometry.raw_bytes() > MAX_CHUNK_BYTES && options.codec != CodecChoice::Only(CodecId::Raw) {
-            transfer.send_sample(&geometry, source)?;
-        }
-        transfer.send_blocks(&geometry, source)?;
-        transfer.commit()
+        Transfer::begin(self, None, name, (dtype, shape), options)?.send_from(&geometry, options.codec, source)
     }
 
     /// Stores a tensor whose bytes come from `reader`, which is read as far as the shape needs.
@@ -140,14 +130,23 @@ impl Client {
         options: &PutOptions,
     ) -> Result<Entry> {
         let geometry = geometry(name, dtype, shape, options)?;
-        let mut transfer = Transfer::begin(self, name, dtype, shape, options)?;
-        transfer.send_blocks(&geometry, reader)?;
-        transfer.commit()
+        Transfer::begin(self, None, name, (dtype, shape), options)?.send(&geometry, reader)
     }
 }
 
+/// Refuses bytes that are not those of the shape.
+pub(crate) fn check_len(
+    name: &str,
+    dtype: Dtype,
+    shape: &[u64],
+    options: &PutOptions,
+    bytes: &[u8],
+) -> Result<()> {
+    let (needed, got) = (geometry(name, dtype, shape, options)?.raw_bytes(), bytes.len() as u64);
+    if needed == got { Ok(()) } else { Err(Error::BufferLength { needed: u128::from(needed), got }) }
+}
 /// The geometry that the daemon will come to; what it would refuse is refused here.
-fn geometry(name: &str, dtype: Dtype, shape: &[u64], options: &PutOptions) -> Result<Geometry> {
+pub(crate) fn geometry(name: &str, dtype: Dtype, shape: &[u64], options: &PutOptions) -> Result<Geometry> {
     check_name(name)?;
     Geometry::new(dtype, shape, options.access, options.row_elems)
         .map_err(|source| Error::Shape { name: name.to_owned(), source })
@@ -155,6 +154,8 @@ fn geometry(name: &str, dtype: Dtype, shape: &[u64], options: &PutOptions) -> Re
 
 #[cfg(test)]
 mod tests {
+    use tierpack_shm::types::CodecId;
+
     use super::*;
 
     #[test]

@@ -13,7 +13,7 @@ use tierpack_kernels::fit::{pieces, seed};
 use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Entry, MAX_CHUNK_BYTES, MAX_FILE_METADATA_BYTES, PutBegin, Reply, Request};
-use tierpack_shm::types::Dtype;
+use tierpack_shm::types::{CodecChoice, CodecId, Dtype};
 
 use crate::chunk::Chunk;
 use crate::client::Client;
@@ -45,11 +45,12 @@ struct InFlight {
 }
 
 impl<'a> Transfer<'a> {
+    /// Begins a put; as a part of a transaction in the session of that one.
     pub(crate) fn begin(
         client: &'a Client,
+        transaction: Option<(&Arc<Session>, u64)>,
         name: &'a str,
-        dtype: Dtype,
-        shape: &[u64],
+        (dtype, shape): (Dtype, &[u64]),
         options: &PutOptions,
     ) -> Result<Self> {
         let subject = client.subject(OPERATION, name);
@@ -64,11 +65,11 @@ impl<'a> Transfer<'a> {
             codec: options.codec,
             overwrite: options.overwrite,
             file_metadata: metadata.as_ref().map(|chunk| chunk.blob.clone()),
+            transaction: transaction.map(|(_, id)| id),
         };
         let descriptor = metadata.as_ref().and_then(Chunk::descriptor);
         let deadline = client.shared.deadline();
-        // May be repeated: what a session that hangs up has begun is gone.
-        client.shared.with_session(&deadline, |session| {
+        let ask = |session: &Arc<Session>| {
             let request = Request::PutBegin(begin.clone());
             match session.ask(&subject, request, descriptor, &deadline)? {
                 Answer::Reply(Reply::Transfer { transfer: id }, _) => {
@@ -77,10 +78,35 @@ impl<'a> Transfer<'a> {
                 }
                 _ => Err(subject.fault(ProtocolFault::Reply)),
             }
-        })
+        };
+        match transaction {
+            Some((session, _)) => ask(session),
+            // May be repeated: what a session that hangs up has begun is gone.
+            None => client.shared.with_session(&deadline, ask),
+        }
     }
 
-    pub(crate) fn send_blocks(&mut self, geometry: &Geometry, reader: &mut dyn Read) -> Result<()> {
+    /// Sends all blocks and commits.
+    pub(crate) fn send(mut self, geometry: &Geometry, reader: &mut dyn Read) -> Result<Entry> {
+        self.send_blocks(geometry, reader)?;
+        self.commit()
+    }
+
+    /// As [`Transfer::send`], from a source that can go back.
+    pub(crate) fn send_from(
+        self,
+        geometry: &Geometry,
+        choice: CodecChoice,
+        source: &mut (impl Read + Seek),
+    ) -> Result<Entry> {
+        // The first chunk has all of what is shorter.
+        if geometry.raw_bytes() > MAX_CHUNK_BYTES && choice != CodecChoice::Only(CodecId::Raw) {
+            self.send_sample(geometry, source)?;
+        }
+        self.send(geometry, source)
+    }
+
+    fn send_blocks(&mut self, geometry: &Geometry, reader: &mut dyn Read) -> Result<()> {
         let (mut first_block, mut got) = (0, 0);
         while first_block < geometry.n_blocks() {
             let (end_block, len) = chunk_at(geometry, first_block);
@@ -95,7 +121,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// Sends parts of the whole tensor, which starts where the source stands; the codec is chosen by them.
-    pub(crate) fn send_sample(&self, geometry: &Geometry, source: &mut (impl Read + Seek)) -> Result<()> {
+    fn send_sample(&self, geometry: &Geometry, source: &mut (impl Read + Seek)) -> Result<()> {
         let pieces = pieces(geometry, 0..geometry.n_blocks(), seed(self.subject.name, 0));
         let len = pieces.iter().map(|piece| piece.in_block().len() as u64).sum();
         let needed = geometry.raw_bytes();
@@ -146,7 +172,7 @@ impl<'a> Transfer<'a> {
         while_busy(&self.client.shared.deadline(), || send(self)?.wait(&self.subject)?.reply(&self.subject))
     }
 
-    pub(crate) fn commit(mut self) -> Result<Entry> {
+    fn commit(mut self) -> Result<Entry> {
         reach(Point::BeforeCommit);
         let reply = self.while_busy(|this| this.send(Request::PutCommit { transfer: this.id }, None))?;
         match reply {

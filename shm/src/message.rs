@@ -244,6 +244,32 @@ pub enum Request {
         /// other.
         data: Blob,
     },
+    /// Begins a put of several tensors, which become visible in one step: [`Reply::Transaction`].
+    TransactionBegin {
+        /// The namespace of all of them.
+        namespace: String,
+        /// Whether tensors of their names are replaced.
+        overwrite: bool,
+    },
+    /// Claims names for a transaction, all or none: [`Reply::Done`].
+    ///
+    /// Nobody else puts, updates or removes tensors of these names until it ends.
+    TransactionClaim {
+        /// From [`Reply::Transaction`].
+        transaction: u64,
+        /// The names.
+        names: Vec<String>,
+    },
+    /// Makes the tensors of a transaction visible: [`Reply::Done`]. One of each claimed name has to be there.
+    TransactionCommit {
+        /// From [`Reply::Transaction`].
+        transaction: u64,
+    },
+    /// Ends a transaction without a trace: [`Reply::Done`].
+    TransactionAbort {
+        /// From [`Reply::Transaction`].
+        transaction: u64,
+    },
 }
 
 /// From the daemon, after `HelloReply`.
@@ -403,6 +429,11 @@ pub enum Reply {
     },
     /// How well a tensor's metadata suit it.
     Drift(Drift),
+    /// A put of several tensors has begun.
+    Transaction {
+        /// Names it in the requests that follow.
+        transaction: u64,
+    },
 }
 
 /// What verification found.

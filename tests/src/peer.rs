@@ -211,6 +211,7 @@ pub fn begin(name: &str, rows: u64) -> PutBegin {
         codec: CodecChoice::Only(CodecId::Raw),
         overwrite: false,
         file_metadata: None,
+        transaction: None,
     }
 }
 

@@ -74,6 +74,10 @@ pub(crate) fn class(request: &Request) -> Class {
         | Request::PutChunk { .. }
         | Request::PutCommit { .. }
         | Request::PutAbort { .. }
+        | Request::TransactionBegin { .. }
+        | Request::TransactionClaim { .. }
+        | Request::TransactionCommit { .. }
+        | Request::TransactionAbort { .. }
         | Request::Remove { .. }
         | Request::Verify { .. }
         | Request::NamespaceCreate { .. }
@@ -234,6 +238,23 @@ impl Context {
             }
             Request::PutAbort { transfer } => {
                 self.transfers.abort(store, session, transfer).map(|()| Reply::Done)
+            }
+            Request::TransactionBegin { namespace, overwrite } => {
+                let begun =
+                    self.transfers.transactions.begin(store, (session, caller), &namespace, overwrite);
+                begun.map(|transaction| Reply::Transaction { transaction })
+            }
+            Request::TransactionClaim { transaction, names } => {
+                let claimed = self.transfers.transactions.claim(store, (session, caller), transaction, names);
+                claimed.map(|()| Reply::Done)
+            }
+            Request::TransactionCommit { transaction } => {
+                let done = self.transfers.transactions.commit(store, (session, caller), transaction);
+                done.map(|()| Reply::Done)
+            }
+            Request::TransactionAbort { transaction } => {
+                self.transfers.transactions.abort(store, session, transaction);
+                Ok(Reply::Done)
             }
             Request::Remove { namespace, name } => {
                 let namespace = store.namespace(&namespace)?;

@@ -28,6 +28,8 @@ const RETIRED_BYTES: u64 = 256;
 const RETIRED_EXTENT_BYTES: u64 = 96;
 /// What the daemon keeps of a session that is attached to a namespace.
 pub(super) const ATTACHMENT_BYTES: u64 = 512;
+/// A claimed name, its copies aside.
+const CLAIM_BYTES: u64 = 160;
 /// A namespace, its first segments and their tables.
 const NAMESPACE_BYTES: u64 = 12 << 10;
 
@@ -36,6 +38,11 @@ pub(super) fn of_tensor(name: &str, rank: usize, n_blocks: u64) -> u64 {
     let name_bytes = (name.len() as u64).saturating_mul(NAME_COPIES);
     let shape_bytes = (rank as u64).saturating_mul(8);
     n_blocks.saturating_mul(BLOCK_BYTES).saturating_add(TENSOR_BYTES + name_bytes + shape_bytes)
+}
+
+/// Heap of a name that a transaction has claimed.
+pub(super) fn of_claim(name: &str) -> u64 {
+    CLAIM_BYTES + (name.len() as u64).saturating_mul(NAME_COPIES)
 }
 
 /// Heap of an empty namespace.

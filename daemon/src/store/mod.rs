@@ -44,6 +44,7 @@ pub(crate) mod namespace;
 mod refit;
 mod room;
 mod shares;
+pub(crate) mod transaction;
 pub(crate) mod transfer;
 mod unmapping;
 mod update;

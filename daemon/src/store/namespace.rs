@@ -25,6 +25,7 @@ use super::{Outcome, heap};
 mod admin;
 mod audience;
 mod blocks;
+mod claims;
 mod generations;
 pub(super) mod quota;
 mod reclaim;
@@ -42,7 +43,7 @@ pub(crate) use reclaim::Holds;
 use reclaim::Queue;
 pub(super) use reclaim::{Patience, Retiring};
 use sums::Guarded;
-use tensor::Tensor;
+pub(super) use tensor::Tensor;
 pub(crate) use tensor::{Due, Key, Target};
 
 /// Tensors that one turn under the lock goes through.
@@ -55,6 +56,10 @@ pub(super) struct Inner {
     directory: Directory,
     /// In boxes: the nodes of the table are half empty when names come in order.
     pub(super) tensors: BTreeMap<String, Box<Tensor>>,
+    /// Tensors of a transaction that are visible already, and on their way into `tensors`: looked up first.
+    revealed: BTreeMap<String, Box<Tensor>>,
+    /// Names that transactions have claimed, and which.
+    claims: HashMap<String, u64>,
     /// Stored and raw bytes of `tensors`.
     stored_bytes: u64,
     raw_bytes: u64,
@@ -97,6 +102,8 @@ pub(crate) struct Namespace {
     pub(crate) name: String,
     /// Held by whoever makes a segment, so that two do not.
     pub(super) growing: Mutex<()>,
+    /// Held by whoever reveals a transaction: one at a time.
+    pub(super) revealing: Mutex<()>,
     pub(super) inner: Guarded,
     /// Who owns it, to be counted without its lock.
     pub(super) owner: AtomicU32,
@@ -124,6 +131,8 @@ impl Namespace {
             data: Pool::default(),
             directory: Directory::new(header, id),
             tensors: BTreeMap::new(),
+            revealed: BTreeMap::new(),
+            claims: HashMap::new(),
             stored_bytes: 0,
             raw_bytes: 0,
             retired: Queue::new(id.namespace, Weak::clone(this), retiring),
@@ -147,6 +156,7 @@ impl Namespace {
             id,
             name,
             growing: Mutex::new(()),
+            revealing: Mutex::new(()),
             inner: Guarded::new(inner(this)),
             owner: AtomicU32::new(access.uid),
             reserved: AtomicU64::new(0),
@@ -294,54 +304,26 @@ impl Namespace {
         overwrite: bool,
     ) -> Outcome<Result<Entry, (Content, Charge)>> {
         let mut inner = self.inner.lock();
-        let checked = inner.check_free(&self.name, name, overwrite).and_then(|()| {
-            inner.check_quota(&self.name, Place::Tensor(name), table_bytes(content.n_blocks()))
-        });
-        if let Err(refusal) = checked {
+        if let Err(refusal) = inner.check_free(&self.name, name, overwrite) {
             content.into_extents().for_each(|extent| inner.data.free(extent));
             return Err(refusal);
         }
-        let (slot, table, generations) = match inner.directory_parts(&content) {
-            Ok(parts) => parts,
-            Err(NoSlot::Room | NoSlot::TableRoom) => return Ok(Err((content, charge))),
-            Err(NoSlot::Limit(limit)) => {
-                content.into_extents().for_each(|extent| inner.data.free(extent));
-                let text = format!(
-                    "all {limit} slots of namespace {:?} are in use, by tensors and by removed ones that clients \
-                     still read: remove tensors, or put into another namespace",
-                    self.name
-                );
-                return Err(Refusal::new(ErrorCode::Limit, text));
-            }
+        let tensor = match inner.make_tensor(&self.name, name, (content, charge))? {
+            Ok(tensor) => tensor,
+            Err(no_room) => return Ok(Err(no_room)),
         };
-        let fields = SlotFields {
-            table: &table,
-            n_blocks: content.n_blocks(),
-            generations: &generations,
-            dtype: content.geometry.dtype() as u8,
-            access: content.geometry.access() as u8,
-            n_rows: content.geometry.n_rows(),
-            row_bytes: content.geometry.row_bytes(),
-            raw_bytes: content.geometry.raw_bytes(),
-        };
-        let publication = inner.directory.publish(&slot, fields).expect("the slot came from this directory");
         reach(Point::PutPublished);
         inner.was_published = true;
-        let tensor = Box::new(Tensor::new(content, slot, publication, table, generations, charge));
         let entry = tensor.entry(&self.name, name, &inner.directory);
-        inner.stored_bytes += entry.stored_bytes;
-        inner.raw_bytes += entry.raw_bytes;
-        if tensor.is_due() {
-            inner.changed.insert(name.to_owned());
-        }
-        if let Some(replaced) = inner.tensors.insert(name.to_owned(), tensor) {
-            inner.retire(replaced)?;
+        if let Some(replaced) = inner.insert(name.to_owned(), tensor) {
+            inner.retire_uncounted(vec![replaced])?;
         }
         Ok(Ok(entry))
     }
 
     pub(crate) fn remove(&self, name: &str) -> Outcome<()> {
         let mut inner = self.inner.lock();
+        inner.check_claim(name)?;
         let tensor = inner.tensors.remove(name).ok_or_else(|| self.not_found(name))?;
         inner.retire(tensor)
     }
@@ -358,7 +340,7 @@ impl Namespace {
 
     fn open_in(&self, inner: &Inner, name: &str, caller: &Caller) -> Outcome<Reply> {
         inner.access.check(&self.name, caller, Right::Read)?;
-        let tensor = inner.tensors.get(name).ok_or_else(|| self.not_found(name))?;
+        let tensor = inner.visible(name).ok_or_else(|| self.not_found(name))?;
         Ok(Reply::Opened {
             namespace: self.id.namespace,
             entry: tensor.entry(&self.name, name, &inner.directory),
@@ -369,16 +351,29 @@ impl Namespace {
 
     pub(crate) fn file_metadata(&self, name: &str) -> Outcome<Option<SharedText>> {
         let inner = self.inner.lock();
-        let tensor = inner.tensors.get(name).ok_or_else(|| self.not_found(name))?;
+        let tensor = inner.visible(name).ok_or_else(|| self.not_found(name))?;
         Ok(tensor.content.file_metadata.as_ref().map(Arc::clone))
     }
 
     /// Hands entries after `after` to `take` until it has enough; says whether it took all.
     pub(crate) fn list(&self, after: Option<&str>, mut take: impl FnMut(Entry) -> bool) -> bool {
         let inner = self.inner.lock();
-        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let mut rest = inner.tensors.range::<str, _>((start, Bound::Unbounded));
-        rest.all(|(name, tensor)| take(tensor.entry(&self.name, name, &inner.directory)))
+        let start = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let mut revealed = inner.revealed.range::<str, _>(start).peekable();
+        let mut rest = inner.tensors.range::<str, _>(start).peekable();
+        loop {
+            let is_revealed = match (revealed.peek(), rest.peek()) {
+                (Some((revealed, _)), Some((name, _))) => revealed <= name,
+                (first, _) => first.is_some(),
+            };
+            let next = if is_revealed { revealed.next() } else { rest.next() };
+            let Some((name, tensor)) = next else { return true };
+            // What was revealed is in the place of what it replaces.
+            let _ = rest.next_if(|(replaced, _)| is_revealed && *replaced == name);
+            if !take(tensor.entry(&self.name, name, &inner.directory)) {
+                return false;
+            }
+        }
     }
 
     /// Counts a session in: from now on its leases hold memory. Gives what it must map.
@@ -434,11 +429,9 @@ impl Inner {
     }
 
     fn check_free(&self, namespace: &str, name: &str, overwrite: bool) -> Outcome<()> {
-        if self.is_removed {
-            let text = format!("namespace {namespace:?} was removed: begin the put again");
-            return Err(Refusal::new(ErrorCode::NotFound, text));
-        }
-        if overwrite || !self.tensors.contains_key(name) {
+        self.check_there(namespace)?;
+        self.check_claim(name)?;
+        if overwrite || self.visible(name).is_none() {
             return Ok(());
         }
         let text = format!(
@@ -449,6 +442,47 @@ impl Inner {
 
     fn allocate_for_move(&mut self, len: u64) -> Option<Fresh> {
         self.data.allocate_reserved(len).or_else(|| self.data.allocate(len))
+    }
+
+    /// A tensor with its slot and its tables, which no name leads to.
+    ///
+    /// # Errors
+    /// `Ok(Err(content))` when the directory has no room; what is refused is freed.
+    fn make_tensor(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        (content, charge): (Content, Charge),
+    ) -> Outcome<Result<Box<Tensor>, (Content, Charge)>> {
+        let checked = self.check_quota(namespace, Place::Tensor(name), table_bytes(content.n_blocks()));
+        if let Err(refusal) = checked {
+            content.into_extents().for_each(|extent| self.data.free(extent));
+            return Err(refusal);
+        }
+        let (slot, table, generations) = match self.directory_parts(&content) {
+            Ok(parts) => parts,
+            Err(NoSlot::Room | NoSlot::TableRoom) => return Ok(Err((content, charge))),
+            Err(NoSlot::Limit(limit)) => {
+                content.into_extents().for_each(|extent| self.data.free(extent));
+                let text = format!(
+                    "all {limit} slots of namespace {namespace:?} are in use, by tensors and by removed ones that \
+                     clients still read: remove tensors, or put into another namespace"
+                );
+                return Err(Refusal::new(ErrorCode::Limit, text));
+            }
+        };
+        let fields = SlotFields {
+            table: &table,
+            n_blocks: content.n_blocks(),
+            generations: &generations,
+            dtype: content.geometry.dtype() as u8,
+            access: content.geometry.access() as u8,
+            n_rows: content.geometry.n_rows(),
+            row_bytes: content.geometry.row_bytes(),
+            raw_bytes: content.geometry.raw_bytes(),
+        };
+        let publication = self.directory.publish(&slot, fields).expect("the slot came from this directory");
+        Ok(Ok(Box::new(Tensor::new(content, slot, publication, table, generations, charge))))
     }
 
     /// A slot and the two tables of a tensor.

@@ -25,6 +25,7 @@ use super::file_metadata::SharedText;
 use super::namespace::quota::{Place, table_bytes};
 use super::namespace::{Namespace, directory_need};
 use super::shares::User;
+use super::transaction::Transaction;
 use super::{Outcome, Store, heap};
 
 mod chunk_data;
@@ -54,6 +55,7 @@ pub(crate) struct Transfer {
     namespace: Arc<Namespace>,
     name: String,
     overwrite: bool,
+    transaction: Option<Arc<Transaction>>,
     shape: Vec<u64>,
     row_elems: Option<u64>,
     geometry: Geometry,
@@ -105,9 +107,25 @@ impl Transfers {
         let heap_bytes = heap::of_tensor(&begin.name, begin.shape.len(), n_blocks);
         let needed = stored_bytes.saturating_add(directory_bytes).saturating_add(heap_bytes);
         store.check_room(user, needed)?;
-        let namespace = store.namespace_for_put(&begin.namespace, caller)?;
+        let transaction =
+            begin.transaction.map(|id| self.transactions.get((session, caller), id)).transpose()?;
+        let namespace = match &transaction {
+            Some(transaction) => Arc::clone(&transaction.namespace),
+            None => store.namespace_for_put(&begin.namespace, caller)?,
+        };
         namespace.check(caller, Right::Write)?;
-        namespace.check_free(&begin.name, begin.overwrite)?;
+        match &transaction {
+            Some(transaction)
+                if namespace.name != begin.namespace || !transaction.has_claimed(&begin.name) =>
+            {
+                let name = &begin.name;
+                return Err(invalid(format!(
+                    "tensor {name:?} was not claimed by its put of several tensors"
+                )));
+            }
+            Some(transaction) => transaction.touch(),
+            None => namespace.check_free(&begin.name, begin.overwrite)?,
+        }
         let at_least = n_blocks.saturating_mul(UNIT_BYTES).saturating_add(table_bytes(n_blocks));
         let (place, at_least) = (Place::Tensor(&begin.name), at_least.saturating_add(heap_bytes));
         store.within_quota(&namespace, |namespace| namespace.check_quota(place, at_least))?;
@@ -131,7 +149,8 @@ impl Transfers {
             user,
             namespace,
             name: begin.name,
-            overwrite: begin.overwrite,
+            overwrite: transaction.as_ref().map_or(begin.overwrite, |transaction| transaction.overwrite),
+            transaction,
             shape: begin.shape,
             row_elems: begin.row_elems,
             geometry,
@@ -172,6 +191,7 @@ impl Transfers {
         let transfer = self.get(id, session)?;
         // Each time: a right may have been taken away since the put began.
         transfer.namespace.check(caller, Right::Write)?;
+        transfer.transaction.iter().for_each(|transaction| transaction.touch());
         let result = match transfer.chunk(store, first_block, data, done) {
             Ok(None) => Ok(true),
             Ok(Some(needed)) if may_wait && store.may_make_room(needed) => Ok(false),
@@ -463,7 +483,11 @@ impl Transfer {
         reach(Point::PutBeforePublish);
         let mut tensor = (content, charge);
         loop {
-            tensor = match self.namespace.publish(&self.name, tensor, self.overwrite)? {
+            let done = match &self.transaction {
+                Some(transaction) => transaction.prepare(&self.name, tensor)?,
+                None => self.namespace.publish(&self.name, tensor, self.overwrite)?,
+            };
+            tensor = match done {
                 Ok(entry) => return Ok(entry),
                 Err(tensor) => tensor,
             };

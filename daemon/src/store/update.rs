@@ -62,6 +62,7 @@ impl Store {
     pub(crate) fn update(&self, caller: &Caller, update: &Update, data: &ChunkData) -> Outcome<u64> {
         let namespace = self.namespace(&update.namespace)?;
         namespace.check(caller, Right::Write)?;
+        namespace.check_claim(&update.name)?;
         let target = namespace.target(&update.name, Some(update.slot))?;
         if !target.geometry.is_gatherable() {
             return Err(invalid(format!("tensor {:?} has no rows that could be updated", update.name)));

@@ -25,6 +25,8 @@ pub struct PutBegin {
     pub overwrite: bool,
     /// The metadata of the file it comes from: JSON, an object of strings.
     pub file_metadata: Option<Blob>,
+    /// The transaction that it is a part of: the commit prepares the tensor, which that of the transaction reveals.
+    pub transaction: Option<u64>,
 }
 
 /// Bytes in a message, or in a sealed memory file beside it.

@@ -36,6 +36,7 @@ fn requests() -> Vec<Request> {
         codec,
         overwrite: true,
         file_metadata: Some(Blob::Inline(b"{}".to_vec())),
+        transaction: None,
     };
     let begins = codecs.map(|codec| Request::PutBegin(begin(codec)));
     let others = [
@@ -69,6 +70,10 @@ fn requests() -> Vec<Request> {
             data: Blob::Descriptor { len: 5 },
         }),
         Request::Fold { namespace: "n".into(), name: "t".into() },
+        Request::TransactionBegin { namespace: "n".into(), overwrite: true },
+        Request::TransactionClaim { transaction: 1, names: vec!["a".into(), "b".into()] },
+        Request::TransactionCommit { transaction: 1 },
+        Request::TransactionAbort { transaction: 1 },
         Request::Refit { namespace: "n".into(), name: "t".into(), mode: RefitMode::Force },
     ];
     begins.into_iter().chain(others).collect()

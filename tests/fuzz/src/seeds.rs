@@ -246,6 +246,7 @@ fn of_message() -> Vec<Seed> {
         codec: CodecChoice::Only(CodecId::IbpWindow),
         overwrite: true,
         file_metadata: Some(Blob::Descriptor { len: 99 }),
+        transaction: None,
     };
     let hello = Hello { protocol, layout, features: 0, software: text("tierpack 0.1.0") };
     let refusal = || Refusal::new(ErrorCode::Busy, "try again");

@@ -1,7 +1,7 @@
 //! `tierpack put`: stores the tensors of files.
 //!
-//! All files are checked before the first tensor is stored, and they are stored whole or not at all: when one tensor fails, those that this command added are removed again.
-//! Tensors that it replaced (`--overwrite`) keep their new bytes, because the old ones are gone.
+//! All files are checked before the first tensor is stored, and their tensors become visible in one step, or not at all:
+//! whatever ends the command before leaves what was there.
 
 mod import;
 
@@ -111,12 +111,9 @@ impl Args {
 pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Result<()> {
     let import = Import::open(args)?;
     let client = connect(socket, &args.namespace)?;
-    let existing = existing(&client, &import, args)?;
-    let mut stored = Vec::with_capacity(import.n_tensors());
-    let result = store(args, &import, &client, &mut stored);
-    if let Err(error) = result {
-        return Err(error.context(undo(&client, &stored, &existing, &import)));
-    }
+    check_existing(&client, &import, args)?;
+    let stored = store(args, &import, &client)
+        .with_context(|| format!("import {}: nothing of it is stored", import.label))?;
     let (raw, kept) = totals(&stored);
     let saved = saved_cell(raw, kept);
     let (raw, kept) = (table::size(raw), table::size(kept));
@@ -125,12 +122,16 @@ pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Resul
     Ok(())
 }
 
-/// Names of the files that the namespace has already.
-fn existing(client: &Client, import: &Import, args: &Args) -> Result<BTreeSet<String>> {
+/// Refuses names that the namespace has already, with their number.
+fn check_existing(client: &Client, import: &Import, args: &Args) -> Result<()> {
+    if args.overwrite {
+        return Ok(());
+    }
     let names: BTreeSet<&str> = import.tensors().map(|tensor| tensor.name.as_str()).collect();
-    let mut existing: BTreeSet<String> = client.list()?.into_iter().map(|entry| entry.name).collect();
-    existing.retain(|name| names.contains(name.as_str()));
-    if let (Some(first), false) = (existing.first(), args.overwrite) {
+    let entries = client.list()?;
+    let existing: BTreeSet<&str> =
+        entries.iter().map(|entry| entry.name.as_str()).filter(|name| names.contains(name)).collect();
+    if let Some(first) = existing.first() {
         bail!(
             "namespace {} has {} of the {} in {} already, the first is {}: pass --overwrite to replace",
             escape::quoted(&args.namespace),
@@ -140,18 +141,19 @@ fn existing(client: &Client, import: &Import, args: &Args) -> Result<BTreeSet<St
             escape::quoted(first)
         );
     }
-    Ok(existing)
+    Ok(())
 }
 
-/// Stores one tensor after another and notes each in `stored`.
-fn store(args: &Args, import: &Import, client: &Client, stored: &mut Vec<Entry>) -> Result<()> {
+/// Stores all tensors, which become visible in one step.
+fn store(args: &Args, import: &Import, client: &Client) -> Result<Vec<Entry>> {
     let access = args.access.access();
     let options = PutOptions::new()
         .codec(args.codec)
         .prefer(args.prefer.map(Prefer::from).unwrap_or_default())
-        .overwrite(args.overwrite)
         .access(access);
+    let put = client.put_many(import.tensors().map(|tensor| tensor.name.as_str()), args.overwrite)?;
     let (bar, mut before) = (byte_bar("put", import.raw_bytes()), 0);
+    let mut stored = Vec::with_capacity(import.n_tensors());
     for part in &import.parts {
         let options = options.clone().file_metadata(part.metadata.clone());
         let flat_options = match args.row_elems {
@@ -161,15 +163,17 @@ fn store(args: &Args, import: &Import, client: &Client, stored: &mut Vec<Entry>)
         for tensor in &part.tensors {
             let options = if tensor.shape.len() < 2 { &flat_options } else { &options };
             let mut source = Shown { reader: part.source.range(tensor.range.clone()), bar: &bar, before };
-            let entry = client
+            let entry = put
                 .put_from(&tensor.name, tensor.dtype, &tensor.shape, &mut source, options)
                 .with_context(|| format!("put tensor {}", escape::quoted(&tensor.name)))?;
             stored.push(entry);
             before += tensor.raw_bytes();
         }
     }
+    import.parts.iter().try_for_each(|part| part.source.check_unchanged())?;
+    put.commit()?;
     bar.finish_and_clear();
-    import.parts.iter().try_for_each(|part| part.source.check_unchanged())
+    Ok(stored)
 }
 
 /// The bytes of a tensor, with a bar that shows how far they were read.
@@ -192,21 +196,4 @@ impl Seek for Shown<'_> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.reader.seek(to)
     }
-}
-
-/// Removes what this command added, and says so.
-fn undo(client: &Client, stored: &[Entry], existing: &BTreeSet<String>, import: &Import) -> String {
-    let (replaced, added): (Vec<_>, Vec<_>) = stored.iter().partition(|entry| existing.contains(&entry.name));
-    let mut text = format!("import {}", import.label);
-    let failed = added.iter().filter(|entry| client.remove(&entry.name).is_err()).count();
-    if added.len() > failed {
-        text += &format!(", removed the {} that it had added", n_tensors(added.len() - failed));
-    }
-    if failed > 0 {
-        text += &format!(", could not remove {} that it had added: remove them", n_tensors(failed));
-    }
-    if !replaced.is_empty() {
-        text += &format!(", {} that it had replaced keep the new bytes", n_tensors(replaced.len()));
-    }
-    text
 }

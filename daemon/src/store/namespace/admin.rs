@@ -15,6 +15,8 @@ use crate::store::access::{Access, Caller, Right};
 #[derive(Debug)]
 pub(in crate::store) struct Removed {
     tensors: BTreeMap<String, Box<Tensor>>,
+    /// Of a transaction that was being revealed.
+    revealed: BTreeMap<String, Box<Tensor>>,
     /// Dropped with the rest, without the lock.
     _changed: BTreeSet<String>,
 }
@@ -78,8 +80,8 @@ impl Namespace {
     /// They can be found no more, but are visible to handles until [`Namespace::clear`] has retired them.
     pub(in crate::store) fn begin_removal(&self, with_tensors: bool) -> Outcome<Removed> {
         let mut inner = self.inner.lock();
-        if !with_tensors && !inner.tensors.is_empty() {
-            let n = inner.tensors.len();
+        let n = inner.tensors.len().max(inner.revealed.len());
+        if !with_tensors && n > 0 {
             let text = format!(
                 "namespace {:?} holds {n} tensors: remove them first, or say that they go with it",
                 self.name
@@ -89,12 +91,13 @@ impl Namespace {
         (inner.is_removed, inner.is_clearing) = (true, true);
         (inner.stored_bytes, inner.raw_bytes) = (0, 0);
         let changed = std::mem::take(&mut inner.changed);
-        Ok(Removed { tensors: std::mem::take(&mut inner.tensors), _changed: changed })
+        let (tensors, revealed) = (std::mem::take(&mut inner.tensors), std::mem::take(&mut inner.revealed));
+        Ok(Removed { tensors, revealed, _changed: changed })
     }
 
     /// Retires what [`Namespace::begin_removal`] took, a few tensors at a time: nobody waits for all of them.
     pub(in crate::store) fn clear(&self, removed: Removed) -> Outcome<()> {
-        let mut tensors = removed.tensors.into_values();
+        let mut tensors = removed.tensors.into_values().chain(removed.revealed.into_values());
         let mut outcome = Ok(());
         while outcome.is_ok() {
             let batch: Vec<_> = tensors.by_ref().take(BATCH).collect();

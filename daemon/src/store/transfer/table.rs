@@ -11,6 +11,7 @@ use tierpack_shm::types::index;
 
 use super::{Transfer, invalid};
 use crate::store::shares::{Limit, User};
+use crate::store::transaction::Transactions;
 use crate::store::{Outcome, Store};
 
 /// Puts under way at once.
@@ -70,6 +71,7 @@ fn take_one<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: K) {
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
     table: Mutex<Table>,
+    pub(crate) transactions: Transactions,
 }
 
 impl Transfers {
@@ -110,11 +112,13 @@ impl Transfers {
         if self.table.lock().by_session.contains_key(&session) {
             self.abort_where(store, |transfer| transfer.session == session);
         }
+        self.transactions.abort_session(store, session);
     }
 
     /// Ends the puts that nobody has moved for `limit`.
     pub(crate) fn abort_idle(&self, store: &Store, limit: Duration) {
         self.abort_where(store, |transfer| transfer.progress.lock().last_used.elapsed() > limit);
+        self.transactions.abort_idle(store, limit);
     }
 
     fn abort_where(&self, store: &Store, ended: impl Fn(&Transfer) -> bool) {

@@ -32,6 +32,7 @@ fn a_request_folds_a_few_blocks_and_one_dry_run_goes_on_at_a_time() {
         codec: CodecChoice::Only(CodecId::Raw),
         overwrite: false,
         file_metadata: None,
+        transaction: None,
     };
     let transfers = Transfers::default();
     let transfer = transfers.begin(&store, 1, &caller, begin, None).unwrap();
