@@ -39,6 +39,8 @@ pub(crate) enum Event {
         id: SegmentId,
         /// The segment.
         segment: Arc<Segment>,
+        /// Dropped once it was sent.
+        sent: Sender<()>,
     },
     /// A segment that every session must unmap before its memory returns.
     Retire {

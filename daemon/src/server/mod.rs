@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam::channel::Sender;
 use nix::sys::epoll::EpollFlags;
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::message::{MAX_MESSAGE_BYTES, Refusal, Reply, SegmentId};
@@ -86,6 +87,8 @@ pub struct Server {
     /// As [`Budget::returns`](crate::store::budget::Budget::returns) was when the loop last looked.
     returns: u64,
     next_session: u64,
+    /// Those who wait until segments were sent, at the end of this turn.
+    announced: Vec<Sender<()>>,
     put_idle_limit: Duration,
     message: Vec<u8>,
 }
@@ -129,6 +132,7 @@ impl Server {
             ticks: deadlines::Ticks::new(),
             returns: 0,
             next_session: 1,
+            announced: Vec::new(),
             put_idle_limit: config.deadline() * IDLE_PUT_DEADLINES,
             message: vec![0; MAX_MESSAGE_BYTES],
         })
@@ -162,6 +166,7 @@ impl Server {
             }
             self.take_events()?;
             self.answer();
+            self.announced.clear();
             self.keep_time();
             if let Some(bytes) = self.shares.changed_request_bytes() {
                 self.store.budget.charge_requests(bytes);
@@ -379,7 +384,10 @@ impl Server {
                     let passed = descriptors.into_iter().map(Passed::Owned).collect();
                     self.reply(number, id, result, passed);
                 }
-                Event::Announce { namespace, id, segment } => self.announce(namespace, id, &segment),
+                Event::Announce { namespace, id, segment, sent } => {
+                    self.announce(namespace, id, &segment);
+                    self.announced.push(sent);
+                }
                 Event::RightsChanged { namespace } => self.revoke(namespace),
                 Event::Retire { namespace, id, segment } => self.retire_segment(namespace, id, segment),
                 Event::CaughtUp => self.resume(Session::is_open),

@@ -70,6 +70,8 @@ const USUAL_DATA_BYTES: u64 = MIB;
 const SMALL_NEED_BYTES: u64 = MIN_SEGMENT_BYTES / 4;
 /// Lengths of grown segments are multiples of this, the largest page size of the machines in use.
 const SEGMENT_STEP_BYTES: u64 = 64 << 10;
+/// How long what needs a new segment waits for the poll loop to announce it.
+const ANNOUNCE_WAIT: Duration = Duration::from_millis(100);
 /// Refits that wait for the background thread; one more is answered `Busy`.
 const REFIT_QUEUE: usize = 1024;
 /// A namespace's data segments grow by one part in so many of what they have, so that little of it lies idle.
@@ -259,8 +261,9 @@ impl Store {
         segment: Segment,
     ) -> Outcome<()> {
         let (len, is_locked) = (segment.len(), segment.is_locked());
+        let (sent, is_sent) = bounded(0);
         let announce = |id, segment| {
-            self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment });
+            self.events.send(Event::Announce { namespace: namespace.id.namespace, id, segment, sent });
         };
         let added = namespace.add_segment((kind, is_reserved), segment, self.next_serial(), announce);
         let id = added.inspect_err(|_| {
@@ -274,6 +277,8 @@ impl Store {
             bytes = len,
             "segment added"
         );
+        // No word leads there before readers were sent it: if this process stops now, they go on.
+        let _ = is_sent.recv_timeout(ANNOUNCE_WAIT).is_ok();
         Ok(())
     }
 
