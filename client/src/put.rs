@@ -108,7 +108,11 @@ impl Client {
         options: &PutOptions,
     ) -> Result<Entry> {
         let geometry = geometry(name, dtype, shape, options)?;
-        Transfer::begin(self, None, name, (dtype, shape), options)?.send_from(&geometry, options.codec, source)
+        Transfer::begin(self, None, name, (dtype, shape), options)?.finish_from(
+            &geometry,
+            options.codec,
+            source,
+        )
     }
 
     /// Stores a tensor whose bytes come from `reader`, which is read as far as the shape needs.
@@ -130,7 +134,7 @@ impl Client {
         options: &PutOptions,
     ) -> Result<Entry> {
         let geometry = geometry(name, dtype, shape, options)?;
-        Transfer::begin(self, None, name, (dtype, shape), options)?.send(&geometry, reader)
+        Transfer::begin(self, None, name, (dtype, shape), options)?.finish(&geometry, reader)
     }
 }
 

@@ -78,7 +78,8 @@ impl PutMany<'_> {
             (Err(error), names) if !matches!(error, Error::Disconnected { .. } | Error::Deadline { .. }) => {
                 // Nothing of the batch was claimed: one after the other, so that the error names the tensor.
                 let one = |name: &&str| {
-                    let request = Request::TransactionClaim { transaction: self.id, names: vec![(*name).to_owned()] };
+                    let request =
+                        Request::TransactionClaim { transaction: self.id, names: vec![(*name).to_owned()] };
                     self.done(&self.client.subject(OPERATION, name), &request)
                 };
                 names.iter().try_for_each(one)
@@ -118,7 +119,7 @@ impl PutMany<'_> {
     ) -> Result<Entry> {
         let geometry = put::geometry(name, dtype, shape, options)?;
         let transaction = Some((&self.session, self.id));
-        Transfer::begin(self.client, transaction, name, (dtype, shape), options)?.send(&geometry, reader)
+        Transfer::begin(self.client, transaction, name, (dtype, shape), options)?.finish(&geometry, reader)
     }
 
     /// Stores one of the tensors, as [`Client::put_from`] does.
@@ -136,7 +137,7 @@ impl PutMany<'_> {
         let geometry = put::geometry(name, dtype, shape, options)?;
         let transaction = Some((&self.session, self.id));
         let put = Transfer::begin(self.client, transaction, name, (dtype, shape), options)?;
-        put.send_from(&geometry, options.codec, source)
+        put.finish_from(&geometry, options.codec, source)
     }
 
     /// Makes all of them visible in one step.

@@ -87,13 +87,13 @@ impl<'a> Transfer<'a> {
     }
 
     /// Sends all blocks and commits.
-    pub(crate) fn send(mut self, geometry: &Geometry, reader: &mut dyn Read) -> Result<Entry> {
+    pub(crate) fn finish(mut self, geometry: &Geometry, reader: &mut dyn Read) -> Result<Entry> {
         self.send_blocks(geometry, reader)?;
         self.commit()
     }
 
-    /// As [`Transfer::send`], from a source that can go back.
-    pub(crate) fn send_from(
+    /// As [`Transfer::finish`], from a source that can go back.
+    pub(crate) fn finish_from(
         self,
         geometry: &Geometry,
         choice: CodecChoice,
@@ -103,7 +103,7 @@ impl<'a> Transfer<'a> {
         if geometry.raw_bytes() > MAX_CHUNK_BYTES && choice != CodecChoice::Only(CodecId::Raw) {
             self.send_sample(geometry, source)?;
         }
-        self.send(geometry, source)
+        self.finish(geometry, source)
     }
 
     fn send_blocks(&mut self, geometry: &Geometry, reader: &mut dyn Read) -> Result<()> {

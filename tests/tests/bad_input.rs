@@ -185,7 +185,7 @@ fn a_full_pool_refuses_with_what_holds_it_and_keeps_nothing_of_the_file() {
     let tensors: Tensors =
         [("a", 8), ("b", 8), ("c", 20)].map(|(name, mib)| (name.to_owned(), tensor(mib))).into();
     let file = files::safetensors(&tensors, &Metadata::new());
-    let parts = ["pool is full", "32 MiB", "--pool-size", "\"c\"", "removed the 2 tensors"];
+    let parts = ["pool is full", "32 MiB", "--pool-size", "\"c\"", "nothing of it is stored"];
     witness.refuses("large.safetensors", &file, &parts);
 
     // Larger than the whole pool, and larger than any: refused before any byte of it comes.

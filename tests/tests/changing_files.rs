@@ -89,7 +89,7 @@ fn a_file_that_changes_while_its_bytes_are_read_is_an_error() {
         nix::sys::signal::kill(pid, Signal::SIGCONT).expect("let the program go on");
         let error = error_line(&child.wait_with_output().expect("the end of the program"));
         assert_says(&error, parts);
-        assert_says(&error, &["\"t1\"", "removed the 1 tensor"]);
+        assert_says(&error, &["\"t1\"", "nothing of it is stored"]);
         check_empty(&daemon, name);
     }
 }

@@ -14,8 +14,7 @@ use tierpack_shm::message::{Entry, ErrorCode, MAX_NAME_BYTES, Refusal};
 
 use super::access::{Caller, Right};
 use super::budget::Charge;
-use super::content::Content;
-use super::namespace::{Namespace, Tensor};
+use super::namespace::{Namespace, Tensor, Unpublished};
 use super::shares::{Limit, User};
 use super::{Outcome, Store, heap};
 
@@ -78,11 +77,7 @@ impl Transaction {
     }
 
     /// Takes a tensor that is whole; it becomes visible with the others. As [`Namespace::prepare`].
-    pub(super) fn prepare(
-        &self,
-        name: &str,
-        content: (Content, Charge),
-    ) -> Outcome<Result<Entry, (Content, Charge)>> {
+    pub(super) fn prepare(&self, name: &str, content: Unpublished) -> Outcome<Result<Entry, Unpublished>> {
         self.touch();
         let (tensor, entry) = match self.namespace.prepare(name, content)? {
             Ok(made) => made,

@@ -153,7 +153,8 @@ fn of_decode_planes() -> Vec<Seed> {
 /// Metadata and a block of the encoder, which nothing repairs.
 fn fitted_case(codec: CodecId, dtype: Dtype, raw: &[u8]) -> Vec<u8> {
     let geometry = Geometry::new(dtype, &[30, 16], Access::Rows, None).expect("a valid shape");
-    let fitted = fit(codec, &geometry, &[(Piece::block(&geometry, 0), raw)]).expect("a fit of a whole tensor");
+    let fitted =
+        fit(codec, &geometry, &[(Piece::block(&geometry, 0), raw)]).expect("a fit of a whole tensor");
     let metadata = fitted.metadata.expect("these words shrink");
     let coder = Coder::new(&metadata, &geometry).expect("metadata of this tensor");
     let mut block = Vec::new();
@@ -262,7 +263,11 @@ fn of_message() -> Vec<Seed> {
         (
             "put_chunk",
             request(Request::PutChunk { transfer: 1, first_block: 2, data: Blob::Inline(vec![7; 40]) }),
-            request(Request::PutSample { transfer: 1, data: Blob::Inline(vec![7; 40]) }),
+        ),
+        ("put_sample", request(Request::PutSample { transfer: 1, data: Blob::Inline(vec![7; 40]) })),
+        (
+            "transaction_claim",
+            request(Request::TransactionClaim { transaction: 1, names: vec!["a".into(), "b".into()] }),
         ),
         ("list", request(Request::List { namespace: None, after: Some((text("a"), text("b"))) })),
         ("unmapped", case(&ClientMessage::Unmapped { namespace: 4, segments: vec![segment; 3] })),

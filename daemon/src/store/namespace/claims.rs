@@ -9,10 +9,8 @@ use std::collections::BTreeMap;
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{Entry, ErrorCode, Refusal};
 
-use super::{BATCH, Inner, Namespace, Tensor};
+use super::{BATCH, Inner, Namespace, Tensor, Unpublished};
 use crate::store::Outcome;
-use crate::store::budget::Charge;
-use crate::store::content::Content;
 
 impl Namespace {
     /// Claims names for a transaction, all or none.
@@ -43,7 +41,9 @@ impl Namespace {
     pub(in crate::store) fn unclaim(&self, names: &[String]) {
         for names in names.chunks(BATCH) {
             let mut inner = self.inner.lock();
-            names.iter().for_each(|name| drop(inner.claims.remove(name)));
+            for name in names {
+                inner.claims.remove(name);
+            }
         }
     }
 
@@ -54,8 +54,8 @@ impl Namespace {
     pub(in crate::store) fn prepare(
         &self,
         name: &str,
-        content: (Content, Charge),
-    ) -> Outcome<Result<(Box<Tensor>, Entry), (Content, Charge)>> {
+        content: Unpublished,
+    ) -> Outcome<Result<(Box<Tensor>, Entry), Unpublished>> {
         let mut inner = self.inner.lock();
         if let Err(refusal) = inner.check_there(&self.name) {
             content.0.into_extents().for_each(|extent| inner.data.free(extent));
@@ -80,7 +80,6 @@ impl Namespace {
     }
 
     /// Reveals the tensors of a transaction in one step, and ends its claims; on an error they come back.
-    #[expect(clippy::type_complexity, reason = "what came goes back")]
     pub(in crate::store) fn reveal(
         &self,
         tensors: BTreeMap<String, Box<Tensor>>,
