@@ -2,11 +2,12 @@
 //! stays.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use tierpack_client::{Client, Dtype, Error, PutOptions};
+use tierpack_client::{Client, Dtype, Error, PutMany, PutOptions};
 use tierpack_tests::files::{self, FileTensor, Metadata};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::program::{assert_says, error_line};
@@ -110,6 +111,20 @@ fn what_has_not_come_or_was_refused_leaves_what_was_there() {
     before.returns(&mut daemon);
 }
 
+/// Bytes whose name is claimed while they are read.
+struct Late<'a> {
+    put: Option<PutMany<'a>>,
+    client: &'a Client,
+}
+
+impl Read for Late<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        self.put = Some(self.client.put_many(["t0001"], true).expect("a free claim"));
+        buf.fill(9);
+        Ok(buf.len())
+    }
+}
+
 #[test]
 fn nobody_else_changes_what_is_claimed_and_claims_end_with_their_session() {
     let daemon = start("64MiB");
@@ -135,6 +150,11 @@ fn nobody_else_changes_what_is_claimed_and_claims_end_with_their_session() {
     other
         .put_with("t0001", Dtype::U8, &[1], &mut &[5][..], &PutOptions::new().overwrite(true))
         .expect("not claimed");
+    // One that began before the claim, and would be committed after it.
+    let mut late = Late { put: None, client: &client };
+    let error = other.put_with("t0001", Dtype::U8, &[1], &mut late, &PutOptions::new().overwrite(true)).err();
+    assert!(matches!(error, Some(Error::Busy { .. })), "{error:?}");
+    drop(late);
     drop(put);
     drop(client);
     eventually("the end of the claim", || other.remove("t0000").ok());

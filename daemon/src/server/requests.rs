@@ -240,20 +240,19 @@ impl Context {
                 self.transfers.abort(store, session, transfer).map(|()| Reply::Done)
             }
             Request::TransactionBegin { namespace, overwrite } => {
-                let begun =
-                    self.transfers.transactions.begin(store, (session, caller), &namespace, overwrite);
+                let begun = store.transactions.begin(store, (session, caller), &namespace, overwrite);
                 begun.map(|transaction| Reply::Transaction { transaction })
             }
             Request::TransactionClaim { transaction, names } => {
-                let claimed = self.transfers.transactions.claim(store, (session, caller), transaction, names);
+                let claimed = store.transactions.claim(store, (session, caller), transaction, names);
                 claimed.map(|()| Reply::Done)
             }
             Request::TransactionCommit { transaction } => {
-                let done = self.transfers.transactions.commit(store, (session, caller), transaction);
+                let done = store.transactions.commit(store, (session, caller), transaction);
                 done.map(|()| Reply::Done)
             }
             Request::TransactionAbort { transaction } => {
-                self.transfers.transactions.abort(store, session, transaction);
+                store.transactions.abort(store, session, transaction);
                 Ok(Reply::Done)
             }
             Request::Remove { namespace, name } => {

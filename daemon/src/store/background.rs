@@ -208,6 +208,7 @@ impl Background {
                 }
                 self.debt = self.debt.saturating_sub(slept.elapsed());
             }
+            self.store.transactions.clear_ended(&self.store);
             if Instant::now() >= next_look {
                 next_look = Instant::now() + TICK;
                 self.look_around();

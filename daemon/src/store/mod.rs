@@ -59,6 +59,7 @@ pub(crate) use namespace::Namespace;
 use namespace::{Patience, Retiring};
 use refit::RefitTask;
 use shares::User;
+use transaction::Transactions;
 use unmapping::Unmapping;
 
 /// Result of a request: the refusal goes to the client as it is.
@@ -105,6 +106,8 @@ pub(crate) struct Store {
     namespaces: RwLock<BTreeMap<String, Arc<Namespace>>>,
     /// Removed namespaces that somebody still maps.
     removed: Mutex<Vec<Arc<Namespace>>>,
+    /// Puts of several tensors under way.
+    pub(crate) transactions: Transactions,
     /// Who has not unmapped what was retired.
     pub(crate) unmapping: Unmapping,
     next_namespace: AtomicU32,
@@ -143,6 +146,7 @@ impl Store {
             demand: Demand::default(),
             namespaces: RwLock::new(BTreeMap::new()),
             removed: Mutex::default(),
+            transactions: Transactions::default(),
             unmapping: Unmapping::default(),
             next_namespace: AtomicU32::new(0),
             user_bytes: config.user_bytes(),

@@ -64,6 +64,8 @@ pub(super) struct Inner {
     revealed: BTreeMap<String, Box<Tensor>>,
     /// Names that transactions have claimed, and which.
     claims: HashMap<String, u64>,
+    /// How often rights to read were taken away.
+    bars: u64,
     /// Stored and raw bytes of `tensors`.
     stored_bytes: u64,
     raw_bytes: u64,
@@ -137,6 +139,7 @@ impl Namespace {
             tensors: BTreeMap::new(),
             revealed: BTreeMap::new(),
             claims: HashMap::new(),
+            bars: 0,
             stored_bytes: 0,
             raw_bytes: 0,
             retired: Queue::new(id.namespace, Weak::clone(this), retiring),

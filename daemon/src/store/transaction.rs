@@ -20,6 +20,8 @@ use super::{Outcome, Store, heap};
 
 /// Transactions under way at once.
 const LIMIT: Limit = Limit { what: "puts of several tensors under way", all: 1024, reserve: 16 };
+/// Names that one message claims.
+const MAX_CLAIMED: usize = 2048;
 /// Those of one session.
 const MAX_OF_SESSION: usize = 16;
 
@@ -40,6 +42,8 @@ pub(crate) struct Transaction {
     user: User,
     pub(super) namespace: Arc<Namespace>,
     pub(super) overwrite: bool,
+    /// As [`Namespace::bars`] when it began.
+    bars: u64,
     state: Mutex<State>,
     last_used: Mutex<Instant>,
 }
@@ -60,6 +64,10 @@ impl Transaction {
 
     fn claim(&self, store: &Store, names: Vec<String>) -> Outcome<()> {
         self.touch();
+        if names.len() > MAX_CLAIMED {
+            let n = names.len();
+            return Err(invalid(format!("{n} names in one message, the limit is {MAX_CLAIMED}")));
+        }
         if let Some(name) = names.iter().find(|name| name.len() > MAX_NAME_BYTES) {
             let len = name.len();
             return Err(invalid(format!("tensor name has {len} bytes, the limit is {MAX_NAME_BYTES}")));
@@ -111,7 +119,7 @@ impl Transaction {
     fn abort(&self, store: &Store) {
         let State { names, prepared, .. } = self.end();
         self.namespace.discard(prepared.into_values());
-        self.namespace.unclaim(&names);
+        self.namespace.unclaim(&names, self.number);
         store.note_freed();
     }
 
@@ -125,14 +133,14 @@ impl Transaction {
                     format!("{n} of {all} tensors came: tensor {name:?} is missing, and none is stored");
                 Err((invalid(text), prepared))
             }
-            None => self.namespace.reveal(prepared),
+            None => self.namespace.reveal(prepared, self.bars),
         };
         let outcome = outcome.map_err(|(refusal, prepared)| {
             self.namespace.discard(prepared.into_values());
             refusal
         });
-        // Where all went well the claims have ended already.
-        self.namespace.unclaim(&names);
+        // Where all went well they have ended already.
+        self.namespace.unclaim(&names, self.number);
         drop(charges);
         store.note_freed();
         store.reclaim_one(&self.namespace);
@@ -144,6 +152,8 @@ impl Transaction {
 #[derive(Debug, Default)]
 pub(crate) struct Transactions {
     all: Mutex<HashMap<u64, Arc<Transaction>>>,
+    /// Those that ended without a commit, and have yet to be cleared.
+    ended: Mutex<Vec<Arc<Transaction>>>,
     last_number: AtomicU64,
 }
 
@@ -169,7 +179,8 @@ impl Transactions {
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
         namespace.count_put(true);
         let (state, last_used) = (Mutex::default(), Mutex::new(Instant::now()));
-        let begun = Transaction { number, session, user, namespace, overwrite, state, last_used };
+        let bars = namespace.bars();
+        let begun = Transaction { number, session, user, namespace, overwrite, bars, state, last_used };
         all.insert(number, Arc::new(begun));
         Ok(number)
     }
@@ -218,20 +229,26 @@ impl Transactions {
         }
     }
 
-    /// Ends those of a session that is gone.
-    pub(super) fn abort_session(&self, store: &Store, session: u64) {
-        self.abort_where(store, |found| found.session == session);
+    /// Ends those of a session that is gone; [`Transactions::clear_ended`] frees what they have.
+    pub(super) fn end_session(&self, session: u64) {
+        self.end_where(|found| found.session == session);
     }
 
-    /// Ends those that nobody has moved for `limit`.
-    pub(super) fn abort_idle(&self, store: &Store, limit: Duration) {
-        self.abort_where(store, |found| found.last_used.lock().elapsed() > limit);
+    /// Ends those that nobody has moved for `limit`, likewise.
+    pub(super) fn end_idle(&self, limit: Duration) {
+        self.end_where(|found| found.last_used.lock().elapsed() > limit);
     }
 
-    fn abort_where(&self, store: &Store, is_over: impl Fn(&Transaction) -> bool) {
-        let ended: Vec<_> =
-            self.all.lock().extract_if(|_, found| is_over(found)).map(|(_, found)| found).collect();
-        for found in ended {
+    fn end_where(&self, is_over: impl Fn(&Transaction) -> bool) {
+        let mut all = self.all.lock();
+        if !all.is_empty() {
+            self.ended.lock().extend(all.extract_if(|_, found| is_over(found)).map(|(_, found)| found));
+        }
+    }
+
+    /// For the background thread, since there may be many tensors: frees those of ended transactions.
+    pub(super) fn clear_ended(&self, store: &Store) {
+        for found in std::mem::take(&mut *self.ended.lock()) {
             tracing::debug!(session = found.session, "put of several tensors ended without commit");
             found.abort(store);
         }

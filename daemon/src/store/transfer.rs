@@ -108,7 +108,7 @@ impl Transfers {
         let needed = stored_bytes.saturating_add(directory_bytes).saturating_add(heap_bytes);
         store.check_room(user, needed)?;
         let transaction =
-            begin.transaction.map(|id| self.transactions.get((session, caller), id)).transpose()?;
+            begin.transaction.map(|id| store.transactions.get((session, caller), id)).transpose()?;
         let namespace = match &transaction {
             Some(transaction) => Arc::clone(&transaction.namespace),
             None => store.namespace_for_put(&begin.namespace, caller)?,
@@ -208,6 +208,11 @@ impl Transfers {
     }
 
     pub(crate) fn commit(&self, store: &Store, (session, caller): (u64, &Caller), id: u64) -> Outcome<Entry> {
+        let transfer = self.get(id, session)?;
+        if transfer.transaction.is_none() {
+            // It is tried again.
+            transfer.namespace.check_claim(&transfer.name)?;
+        }
         let transfer = self.take(id, session)?;
         if let Err(refusal) = transfer.namespace.check(caller, Right::Write) {
             transfer.abort(store);
@@ -219,6 +224,14 @@ impl Transfers {
     pub(crate) fn abort(&self, store: &Store, session: u64, id: u64) -> Outcome<()> {
         self.take(id, session)?.abort(store);
         Ok(())
+    }
+}
+
+/// The put is gone by then: asking for its commit again would not help.
+fn not_repeatable(refusal: Refusal) -> Refusal {
+    match refusal.code() {
+        Some(ErrorCode::Busy) => invalid(refusal.text),
+        _ => refusal,
     }
 }
 
@@ -299,7 +312,7 @@ impl Transfer {
 
     /// Adds to a refusal for want of room what else replaces values.
     fn explain(&self, refusal: Refusal) -> Refusal {
-        if !self.overwrite || self.namespace.check_free(&self.name, false).is_ok() {
+        if !self.overwrite || !self.namespace.has(&self.name) {
             return refusal;
         }
         let Refusal { code, text } = refusal;
@@ -433,7 +446,7 @@ impl Transfer {
         loop {
             let done = match &self.transaction {
                 Some(transaction) => transaction.prepare(&self.name, tensor)?,
-                None => self.namespace.publish(&self.name, tensor, self.overwrite)?,
+                None => self.namespace.publish(&self.name, tensor, self.overwrite).map_err(not_repeatable)?,
             };
             tensor = match done {
                 Ok(entry) => return Ok(entry),

@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::attachment::SlotRef;
+use crate::page::NamespaceId;
 use crate::types::{CodecChoice, Prefer, SlotIdx};
 
 fn entry() -> Entry {

@@ -128,6 +128,7 @@ impl Inner {
 
     /// Bars what was sent to users who may not read now.
     pub(super) fn bar_lost(&mut self) {
+        self.bars += 1;
         let lost = self.audience.lost(&self.access);
         let mut directory = Vec::new();
         for (kind, segment_idx) in lost {

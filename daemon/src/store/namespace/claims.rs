@@ -17,13 +17,18 @@ impl Namespace {
     pub(in crate::store) fn claim(&self, names: &[String], by: u64, overwrite: bool) -> Outcome<()> {
         let mut inner = self.inner.lock();
         for (n, name) in names.iter().enumerate() {
-            if inner.claims.get(name) == Some(&by) || names[..n].contains(name) {
+            let checked = if inner.claims.get(name) == Some(&by) {
                 let text = format!("tensor {name:?} is claimed twice by one put of several tensors");
-                return Err(Refusal::new(ErrorCode::Invalid, text));
+                Err(Refusal::new(ErrorCode::Invalid, text))
+            } else {
+                inner.check_free(&self.name, name, overwrite)
+            };
+            if let Err(refusal) = checked {
+                inner.unclaim(&names[..n], by);
+                return Err(refusal);
             }
-            inner.check_free(&self.name, name, overwrite)?;
+            inner.claims.insert(name.clone(), by);
         }
-        inner.claims.extend(names.iter().map(|name| (name.clone(), by)));
         Ok(())
     }
 
@@ -37,14 +42,21 @@ impl Namespace {
         self.inner.lock().check_claim(name)
     }
 
-    /// Ends claims, a few at a time.
-    pub(in crate::store) fn unclaim(&self, names: &[String]) {
+    /// Ends the claims of a transaction that are left, a few at a time.
+    pub(in crate::store) fn unclaim(&self, names: &[String], by: u64) {
         for names in names.chunks(BATCH) {
-            let mut inner = self.inner.lock();
-            for name in names {
-                inner.claims.remove(name);
-            }
+            self.inner.lock().unclaim(names, by);
         }
+    }
+
+    /// How often rights to read it were taken away.
+    pub(in crate::store) fn bars(&self) -> u64 {
+        self.inner.lock().bars
+    }
+
+    /// Whether there is a tensor of a name.
+    pub(in crate::store) fn has(&self, name: &str) -> bool {
+        self.inner.lock().visible(name).is_some()
     }
 
     /// Makes a tensor of a transaction whole; nobody finds it yet.
@@ -80,12 +92,24 @@ impl Namespace {
     }
 
     /// Reveals the tensors of a transaction in one step, and ends its claims; on an error they come back.
+    ///
+    /// `bars` is [`Namespace::bars`] from before the first was prepared.
     pub(in crate::store) fn reveal(
         &self,
         tensors: BTreeMap<String, Box<Tensor>>,
+        bars: u64,
     ) -> Result<(), (Refusal, BTreeMap<String, Box<Tensor>>)> {
         let mut inner = self.inner.lock();
-        if let Err(refusal) = inner.check_there(&self.name) {
+        let mut checked = inner.check_there(&self.name);
+        if checked.is_ok() && inner.bars != bars {
+            // Slots and tables may lie where somebody sees them who may not read now.
+            let text = format!(
+                "rights to namespace {:?} were taken away while several tensors were put: put them again",
+                self.name
+            );
+            checked = Err(Refusal::new(ErrorCode::Invalid, text));
+        }
+        if let Err(refusal) = checked {
             return Err((refusal, tensors));
         }
         // One transaction at a time: its caller holds `revealing`.
@@ -116,6 +140,15 @@ impl Inner {
             return Err(Refusal::new(ErrorCode::Busy, text));
         }
         Ok(())
+    }
+
+    fn unclaim(&mut self, names: &[String], by: u64) {
+        for name in names {
+            // Once it has ended, somebody else may have claimed the name.
+            if self.claims.get(name) == Some(&by) {
+                self.claims.remove(name);
+            }
+        }
     }
 
     /// The visible tensor of a name.

@@ -11,7 +11,6 @@ use tierpack_shm::types::index;
 
 use super::{Transfer, invalid};
 use crate::store::shares::{Limit, User};
-use crate::store::transaction::Transactions;
 use crate::store::{Outcome, Store};
 
 /// Puts under way at once.
@@ -71,7 +70,6 @@ fn take_one<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: K) {
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
     table: Mutex<Table>,
-    pub(crate) transactions: Transactions,
 }
 
 impl Transfers {
@@ -112,13 +110,13 @@ impl Transfers {
         if self.table.lock().by_session.contains_key(&session) {
             self.abort_where(store, |transfer| transfer.session == session);
         }
-        self.transactions.abort_session(store, session);
+        store.transactions.end_session(session);
     }
 
     /// Ends the puts that nobody has moved for `limit`.
     pub(crate) fn abort_idle(&self, store: &Store, limit: Duration) {
         self.abort_where(store, |transfer| transfer.progress.lock().last_used.elapsed() > limit);
-        self.transactions.abort_idle(store, limit);
+        store.transactions.end_idle(limit);
     }
 
     fn abort_where(&self, store: &Store, ended: impl Fn(&Transfer) -> bool) {
