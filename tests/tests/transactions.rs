@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tierpack_client::{Client, Dtype, Error, PutMany, PutOptions};
+use tierpack_shm::faults::Point;
 use tierpack_tests::files::{self, FileTensor, Metadata};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::program::{assert_says, error_line};
@@ -22,6 +23,12 @@ fn start(pool: &str) -> Daemon {
 
 fn names(n: usize) -> Vec<String> {
     (0..n).map(|n| format!("t{n:04}")).collect()
+}
+
+/// A client whose calls wait no longer than a moment.
+fn hurried(daemon: &Daemon) -> Client {
+    let builder = Client::builder().socket(daemon.socket()).deadline(Duration::from_millis(500));
+    builder.connect().expect("a client")
 }
 
 /// Puts a tensor of one value under each name, in one transaction.
@@ -130,11 +137,7 @@ fn nobody_else_changes_what_is_claimed_and_claims_end_with_their_session() {
     let daemon = start("64MiB");
     let client = daemon.client();
     put_all(&client, &names(2), 1, false).expect("room");
-    let other = Client::builder()
-        .socket(daemon.socket())
-        .deadline(Duration::from_millis(200))
-        .connect()
-        .expect("a client");
+    let other = hurried(&daemon);
     let handle = other.open("t0000").expect("it is there");
     let put = client.put_many(["t0000"], true).expect("a free claim");
     let refused = [
@@ -153,7 +156,7 @@ fn nobody_else_changes_what_is_claimed_and_claims_end_with_their_session() {
     // One that began before the claim, and would be committed after it.
     let mut late = Late { put: None, client: &client };
     let error = other.put_with("t0001", Dtype::U8, &[1], &mut late, &PutOptions::new().overwrite(true)).err();
-    assert!(matches!(error, Some(Error::Busy { .. })), "{error:?}");
+    assert!(matches!(error, Some(Error::Busy { .. } | Error::Deadline { .. })), "{error:?}");
     drop(late);
     drop(put);
     drop(client);
@@ -172,18 +175,28 @@ fn checkpoint(daemon: &Daemon, n: usize, seed: u8) -> String {
     daemon.file(&format!("{n}-{seed}.safetensors"), &bytes)
 }
 
+/// A `put` of a file that stops in its middle, once the fourth of its tensors is on its way.
+fn stopped_put(daemon: &Daemon, file: &str) -> Process {
+    let faults = format!("{}=3*off->1*return(stop)", Point::ChunkSent.name());
+    let mut put = Process::start(daemon.command().args(["put", file]).env("FAILPOINTS", faults));
+    put.wait_stopped("put");
+    put
+}
+
 /// One writer's failure is not undone by name: what another has put meanwhile stays.
 #[test]
 fn a_put_of_a_file_that_fails_leaves_what_another_process_has_put() {
     let daemon = start("64MiB");
     let large = checkpoint(&daemon, 9, 1);
-    let other = daemon.client();
-    let mut failing = Process::start(daemon.command().args(["put", &large]));
-    eventually("its first bytes", || (daemon.stats().pool.used_bytes > 0).then_some(()));
+    let other = hurried(&daemon);
+    let mut failing = stopped_put(&daemon, &large);
     other.put("mine", Dtype::U8, &[4], &[7; 4]).expect("room");
+    let error = other.put("t0000", Dtype::U8, &[4], &[7; 4]).expect_err("it is claimed");
+    assert!(matches!(error, Error::Busy { .. } | Error::Deadline { .. }), "{error:?}");
+    failing.signal(Signal::SIGCONT);
     assert!(!failing.wait().success(), "it does not fit");
     // Its names are free again, and what was put meanwhile is there.
-    other.put("t0000", Dtype::U8, &[4], &[7; 4]).expect("free");
+    eventually("the end of its claims", || other.put("t0000", Dtype::U8, &[4], &[7; 4]).ok());
     assert_eq!(values(&other), BTreeMap::from([("mine".to_owned(), 7), ("t0000".to_owned(), 7)]));
 }
 
@@ -196,11 +209,12 @@ fn a_put_of_a_file_that_is_interrupted_leaves_nothing_and_can_be_repeated() {
     client.get("kept").expect("it is there");
     let before = Baseline::take(&daemon, 1);
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGKILL] {
-        let mut put = Process::start(daemon.command().args(["put", &file]));
-        eventually("the middle of the file", || (daemon.stats().pool.used_bytes > 8 << 20).then_some(()));
+        let mut put = stopped_put(&daemon, &file);
+        assert!(daemon.stats().pool.used_bytes > 8 << 20, "some of it has come");
         put.signal(signal);
+        put.signal(Signal::SIGCONT);
         assert!(!put.wait().success());
-        eventually("nothing of it", || (client.list().expect("a list").len() == 1).then_some(()));
+        assert_eq!(client.list().expect("a list").len(), 1, "nothing of it");
         before.returns(&mut daemon);
     }
     assert_eq!(client.get("kept").expect("it is there").as_bytes(), [7; 4]);
