@@ -90,7 +90,7 @@ impl Client {
     /// As [`Client::put_with`]; [`Error::BufferLength`] when `bytes` are not those of the shape.
     pub fn put(&self, name: &str, dtype: Dtype, shape: &[u64], bytes: &[u8]) -> Result<Entry> {
         let options = PutOptions::new();
-        check_len(name, dtype, shape, &options, bytes)?;
+        check_len(name, (dtype, shape), &options, bytes)?;
         self.put_from(name, dtype, shape, &mut Cursor::new(bytes), &options)
     }
 
@@ -107,12 +107,8 @@ impl Client {
         source: &mut (impl Read + Seek),
         options: &PutOptions,
     ) -> Result<Entry> {
-        let geometry = geometry(name, dtype, shape, options)?;
-        Transfer::begin(self, None, name, (dtype, shape), options)?.finish_from(
-            &geometry,
-            options.codec,
-            source,
-        )
+        let put = Transfer::begin(self, None, name, (dtype, shape), options)?;
+        put.finish_from(options.codec, source)
     }
 
     /// Stores a tensor whose bytes come from `reader`, which is read as far as the shape needs.
@@ -133,24 +129,22 @@ impl Client {
         reader: &mut dyn Read,
         options: &PutOptions,
     ) -> Result<Entry> {
-        let geometry = geometry(name, dtype, shape, options)?;
-        Transfer::begin(self, None, name, (dtype, shape), options)?.finish(&geometry, reader)
+        Transfer::begin(self, None, name, (dtype, shape), options)?.finish(reader)
     }
 }
 
 /// Refuses bytes that are not those of the shape.
-pub(crate) fn check_len(
-    name: &str,
-    dtype: Dtype,
-    shape: &[u64],
-    options: &PutOptions,
-    bytes: &[u8],
-) -> Result<()> {
-    let (needed, got) = (geometry(name, dtype, shape, options)?.raw_bytes(), bytes.len() as u64);
+pub(crate) fn check_len(name: &str, of: (Dtype, &[u64]), options: &PutOptions, bytes: &[u8]) -> Result<()> {
+    let (needed, got) = (geometry(name, of, options)?.raw_bytes(), bytes.len() as u64);
     if needed == got { Ok(()) } else { Err(Error::BufferLength { needed: u128::from(needed), got }) }
 }
+
 /// The geometry that the daemon will come to; what it would refuse is refused here.
-pub(crate) fn geometry(name: &str, dtype: Dtype, shape: &[u64], options: &PutOptions) -> Result<Geometry> {
+pub(crate) fn geometry(
+    name: &str,
+    (dtype, shape): (Dtype, &[u64]),
+    options: &PutOptions,
+) -> Result<Geometry> {
     check_name(name)?;
     Geometry::new(dtype, shape, options.access, options.row_elems)
         .map_err(|source| Error::Shape { name: name.to_owned(), source })

@@ -9,7 +9,7 @@ use tierpack_shm::types::Dtype;
 use crate::client::{Client, check_name};
 use crate::error::{Error, Result};
 use crate::protocol::{ProtocolFault, Subject};
-use crate::put::{self, PutOptions};
+use crate::put::{PutOptions, check_len};
 use crate::session::{Answer, Session};
 use crate::transfer::Transfer;
 
@@ -69,22 +69,17 @@ impl Client {
 
 impl PutMany<'_> {
     fn claim(&self, names: &[&str]) -> Result<()> {
-        let claim = |names: &[&str]| {
-            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-            let subject = self.client.subject(OPERATION, "");
-            self.done(&subject, &Request::TransactionClaim { transaction: self.id, names })
+        let claim = |subject: &str, names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            let request = Request::TransactionClaim { transaction: self.id, names };
+            self.done(&self.client.subject(OPERATION, subject), &request)
         };
-        match (claim(names), names) {
-            (Err(error), names) if !matches!(error, Error::Disconnected { .. } | Error::Deadline { .. }) => {
+        match claim("", names) {
+            Err(error) if !matches!(error, Error::Disconnected { .. } | Error::Deadline { .. }) => {
                 // Nothing of the batch was claimed: one after the other, so that the error names the tensor.
-                let one = |name: &&str| {
-                    let request =
-                        Request::TransactionClaim { transaction: self.id, names: vec![(*name).to_owned()] };
-                    self.done(&self.client.subject(OPERATION, name), &request)
-                };
-                names.iter().try_for_each(one)
+                names.iter().try_for_each(|name| claim(name, &[name]))
             }
-            (done, _) => done,
+            done => done,
         }
     }
 
@@ -101,7 +96,7 @@ impl PutMany<'_> {
     /// As [`Client::put`]; the whole put cannot be committed then unless this tensor is put again.
     pub fn put(&self, name: &str, dtype: Dtype, shape: &[u64], bytes: &[u8]) -> Result<Entry> {
         let options = PutOptions::new();
-        put::check_len(name, dtype, shape, &options, bytes)?;
+        check_len(name, (dtype, shape), &options, bytes)?;
         self.put_from(name, dtype, shape, &mut Cursor::new(bytes), &options)
     }
 
@@ -117,9 +112,7 @@ impl PutMany<'_> {
         reader: &mut dyn Read,
         options: &PutOptions,
     ) -> Result<Entry> {
-        let geometry = put::geometry(name, dtype, shape, options)?;
-        let transaction = Some((&self.session, self.id));
-        Transfer::begin(self.client, transaction, name, (dtype, shape), options)?.finish(&geometry, reader)
+        self.begin(name, (dtype, shape), options)?.finish(reader)
     }
 
     /// Stores one of the tensors, as [`Client::put_from`] does.
@@ -134,10 +127,11 @@ impl PutMany<'_> {
         source: &mut (impl Read + Seek),
         options: &PutOptions,
     ) -> Result<Entry> {
-        let geometry = put::geometry(name, dtype, shape, options)?;
-        let transaction = Some((&self.session, self.id));
-        let put = Transfer::begin(self.client, transaction, name, (dtype, shape), options)?;
-        put.finish_from(&geometry, options.codec, source)
+        self.begin(name, (dtype, shape), options)?.finish_from(options.codec, source)
+    }
+
+    fn begin<'t>(&'t self, name: &'t str, of: (Dtype, &[u64]), options: &PutOptions) -> Result<Transfer<'t>> {
+        Transfer::begin(self.client, Some((&self.session, self.id)), name, of, options)
     }
 
     /// Makes all of them visible in one step.

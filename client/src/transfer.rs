@@ -19,7 +19,7 @@ use crate::chunk::Chunk;
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::protocol::{ProtocolFault, Subject};
-use crate::put::PutOptions;
+use crate::put::{PutOptions, geometry};
 use crate::repeat::while_busy;
 use crate::session::{Answer, Pending, Session};
 
@@ -31,6 +31,7 @@ pub(crate) struct Transfer<'a> {
     client: &'a Client,
     session: Arc<Session>,
     subject: Subject<'a>,
+    geometry: Geometry,
     id: u64,
     in_flight: Option<InFlight>,
     is_open: bool,
@@ -54,6 +55,7 @@ impl<'a> Transfer<'a> {
         options: &PutOptions,
     ) -> Result<Self> {
         let subject = client.subject(OPERATION, name);
+        let geometry = geometry(name, (dtype, shape), options)?;
         let metadata = metadata_chunk(&options.file_metadata)?;
         let begin = PutBegin {
             namespace: client.namespace.to_string(),
@@ -74,7 +76,7 @@ impl<'a> Transfer<'a> {
             match session.ask(&subject, request, descriptor, &deadline)? {
                 Answer::Reply(Reply::Transfer { transfer: id }, _) => {
                     let session = Arc::clone(session);
-                    Ok(Self { client, session, subject, id, in_flight: None, is_open: true })
+                    Ok(Self { client, session, subject, geometry, id, in_flight: None, is_open: true })
                 }
                 _ => Err(subject.fault(ProtocolFault::Reply)),
             }
@@ -87,29 +89,25 @@ impl<'a> Transfer<'a> {
     }
 
     /// Sends all blocks and commits.
-    pub(crate) fn finish(mut self, geometry: &Geometry, reader: &mut dyn Read) -> Result<Entry> {
-        self.send_blocks(geometry, reader)?;
+    pub(crate) fn finish(mut self, reader: &mut dyn Read) -> Result<Entry> {
+        self.send_blocks(reader)?;
         self.commit()
     }
 
     /// As [`Transfer::finish`], from a source that can go back.
-    pub(crate) fn finish_from(
-        self,
-        geometry: &Geometry,
-        choice: CodecChoice,
-        source: &mut (impl Read + Seek),
-    ) -> Result<Entry> {
+    pub(crate) fn finish_from(self, choice: CodecChoice, source: &mut (impl Read + Seek)) -> Result<Entry> {
         // The first chunk has all of what is shorter.
-        if geometry.raw_bytes() > MAX_CHUNK_BYTES && choice != CodecChoice::Only(CodecId::Raw) {
-            self.send_sample(geometry, source)?;
+        if self.geometry.raw_bytes() > MAX_CHUNK_BYTES && choice != CodecChoice::Only(CodecId::Raw) {
+            self.send_sample(source)?;
         }
-        self.finish(geometry, source)
+        self.finish(source)
     }
 
-    fn send_blocks(&mut self, geometry: &Geometry, reader: &mut dyn Read) -> Result<()> {
+    fn send_blocks(&mut self, reader: &mut dyn Read) -> Result<()> {
+        let geometry = self.geometry;
         let (mut first_block, mut got) = (0, 0);
         while first_block < geometry.n_blocks() {
-            let (end_block, len) = chunk_at(geometry, first_block);
+            let (end_block, len) = chunk_at(&geometry, first_block);
             let chunk = Chunk::new(len, |buf| fill(reader, buf, &mut got, geometry.raw_bytes()))?;
             self.finish_chunk()?;
             let pending = self.send_chunk(first_block, &chunk)?;
@@ -121,7 +119,8 @@ impl<'a> Transfer<'a> {
     }
 
     /// Sends parts of the whole tensor, which starts where the source stands; the codec is chosen by them.
-    fn send_sample(&self, geometry: &Geometry, source: &mut (impl Read + Seek)) -> Result<()> {
+    fn send_sample(&self, source: &mut (impl Read + Seek)) -> Result<()> {
+        let geometry = &self.geometry;
         let pieces = pieces(geometry, 0..geometry.n_blocks(), seed(self.subject.name, 0));
         let len = pieces.iter().map(|piece| piece.in_block().len() as u64).sum();
         let needed = geometry.raw_bytes();

@@ -185,19 +185,12 @@ impl Background {
         let (mut next_look, mut next_room) = (Instant::now(), Instant::now() + ROOM_TICK);
         while !self.shutdown.is_triggered() {
             let is_idle = self.jobs.is_empty() && self.compaction.as_ref().is_none_or(Compaction::is_waiting);
-            let is_asked = self.store.demand.is_open();
-            if is_asked {
-                // Puts wait: the share of the processor comes after them.
-                self.debt = Duration::ZERO;
-                if self.compaction.is_none() {
-                    let frees = self.store.demand.frees();
-                    let is_held = self.look_for_room();
-                    if self.compaction.is_none() && !is_held {
-                        self.store.demand.give_up(frees);
-                    }
-                }
-            }
-            let wait = if is_idle { if is_asked { LEAST_SLEEP } else { TICK } } else { self.debt.min(TICK) };
+            let is_asked = self.meet_demand();
+            let wait = match (is_idle, is_asked) {
+                (true, true) => LEAST_SLEEP,
+                (true, false) => TICK,
+                (false, _) => self.debt.min(TICK),
+            };
             if is_idle || self.debt >= LEAST_SLEEP {
                 let slept = Instant::now();
                 match self.tasks.recv_timeout(wait) {
@@ -279,16 +272,33 @@ impl Background {
         }
     }
 
-    /// Looks for memory that could return to the system; says whether readers hold back too much somewhere.
+    /// Begins to make room for puts that wait for it, outside the share of the processor; says whether some do.
+    fn meet_demand(&mut self) -> bool {
+        if !self.store.demand.is_open() {
+            return false;
+        }
+        self.debt = Duration::ZERO;
+        if self.compaction.is_none() {
+            let frees = self.store.demand.frees();
+            let is_held = self.look_for_room();
+            if self.compaction.is_none() && !is_held {
+                self.store.demand.give_up(frees);
+            }
+        }
+        true
+    }
+
+    /// Looks for memory that could return to the system; says whether readers kept it from looking somewhere.
     fn look_for_room(&mut self) -> bool {
         self.store.trim_resting();
         self.trimmer.look(&self.store.budget);
         self.store.keep_back();
+        if self.compaction.is_some() {
+            return false;
+        }
         let (held, open): (Vec<_>, Vec<_>) =
             self.store.namespaces().into_iter().partition(|namespace| self.is_held(namespace));
-        if self.compaction.is_none() {
-            self.compaction = open.iter().find_map(|namespace| self.store.compaction(namespace));
-        }
+        self.compaction = open.iter().find_map(|namespace| self.store.compaction(namespace));
         !held.is_empty()
     }
 

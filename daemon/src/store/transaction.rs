@@ -107,7 +107,7 @@ impl Transaction {
         invalid(format!("put {} of several tensors has ended: begin it again", self.number))
     }
 
-    /// Ends it; gives what it has prepared.
+    /// Ends it; returns what it has prepared.
     fn end(&self) -> State {
         let state = std::mem::replace(&mut *self.state.lock(), State { has_ended: true, ..State::default() });
         if !state.has_ended {

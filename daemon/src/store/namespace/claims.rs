@@ -181,8 +181,7 @@ impl Inner {
             self.changed.insert(name.clone());
         }
         let replaced = self.tensors.insert(name, tensor)?;
-        self.stored_bytes -= replaced.content.sums.stored_bytes;
-        self.raw_bytes -= replaced.content.geometry.raw_bytes();
+        self.count_out(&replaced);
         Some(replaced)
     }
 

@@ -289,9 +289,14 @@ impl Inner {
 
     /// Hides a tensor; its memory is freed when no lease covers it.
     pub(super) fn retire(&mut self, tensor: Box<Tensor>) -> Outcome<()> {
+        self.count_out(&tensor);
+        self.retire_uncounted(vec![tensor])
+    }
+
+    /// Takes the bytes of a visible tensor out of the sums.
+    pub(super) fn count_out(&mut self, tensor: &Tensor) {
         self.stored_bytes -= tensor.content.sums.stored_bytes;
         self.raw_bytes -= tensor.content.geometry.raw_bytes();
-        self.retire_uncounted(vec![tensor])
     }
 
     /// As [`Inner::retire`], for tensors whose bytes are counted no more, in one step of the epoch.

@@ -8,7 +8,7 @@ use crate::store::coding::Coding;
 use crate::store::{Outcome, Store};
 
 impl Transfer {
-    /// The encoding, chosen by the sample of whoever is first: others wait for it here.
+    /// The encoding, chosen by the sample of the first who asks: others wait for it here.
     pub(super) fn coding(
         &self,
         store: &Store,
@@ -32,13 +32,7 @@ impl Transfer {
         }
         let start = self.geometry.block(first_block).byte_offset;
         let pieces = pieces(&self.geometry, first_block..end, seed(&self.name, 0));
-        let read = |piece: Piece| {
-            let bytes = piece.in_tensor();
-            let mut raw = vec![0; bytes.len()];
-            data.read_at(bytes.start as u64 - start, &mut raw)?;
-            Ok((piece, raw))
-        };
-        pieces.into_iter().map(read).collect()
+        read(data, pieces, |piece| piece.in_tensor().start as u64 - start)
     }
 
     /// Takes a sample of the whole tensor: its pieces, one after the other.
@@ -50,13 +44,26 @@ impl Transfer {
                 format!("a sample of tensor {:?} has {needed} bytes, and {} came", self.name, data.len());
             return Err(invalid(text));
         }
-        let mut at = 0;
-        let read = |piece: Piece| {
-            let mut raw = vec![0; piece.in_block().len()];
-            data.read_at(at, &mut raw)?;
-            at += raw.len() as u64;
-            Ok((piece, raw))
+        let mut end = 0;
+        let at = |piece: &Piece| {
+            let at = end;
+            end += piece.in_block().len() as u64;
+            at
         };
-        self.coding(store, || pieces.into_iter().map(read).collect()).map(drop)
+        self.coding(store, || read(data, pieces, at)).map(drop)
     }
+}
+
+/// Pieces of the tensor with their bytes, which lie at these places of the data.
+fn read(
+    data: &ChunkData,
+    pieces: Vec<Piece>,
+    mut at: impl FnMut(&Piece) -> u64,
+) -> Outcome<Vec<(Piece, Vec<u8>)>> {
+    let read = |piece: Piece| {
+        let mut raw = vec![0; piece.in_block().len()];
+        data.read_at(at(&piece), &mut raw)?;
+        Ok((piece, raw))
+    };
+    pieces.into_iter().map(read).collect()
 }
