@@ -55,30 +55,44 @@ fn copy_batches<'o, const N: usize>(
         let coders = Coders::new(&guard, opened);
         look_up_blocks(&coders, blocks.start, found)?;
         guard.finish();
-        let last = blocks.start + found.len() as u64 - 1;
-        for (block_idx, &word) in (blocks.start..).zip(&*found) {
-            let shape = opened.geometry.block(block_idx);
-            let (target, left) = rest.split_at_mut_checked(index(shape.raw_bytes)).ok_or(NoGuard::Corrupt)?;
-            reach(Point::CopyWordLoaded);
-            if word.is_overlay() {
-                let overlays = chain(&guard, word, shape.row_bytes).collect()?;
-                copy_block(&coders, overlays.block, block_idx, target)?;
-                overlays.apply(target)?;
-            } else {
-                copy_block(&coders, word, block_idx, target)?;
-            }
-            rest = left;
-            if block_idx < last {
-                reach(Point::CopyBetweenBlocks);
-            }
-        }
-        blocks.start = last + 1;
+        rest = copy_found(&coders, blocks.start, found, rest)?;
+        blocks.start += found.len() as u64;
         if blocks.is_empty() {
             return Ok(guard);
         }
         drop(guard);
         reach(Point::CopyBetweenBlocks);
     }
+}
+
+/// Copies blocks whose words, and what they name, were looked up under the coders' guard; returns what is left of `out`.
+pub(crate) fn copy_found<'b, A>(
+    coders: &Coders<'_, A>,
+    first: u64,
+    found: &[BlockWord],
+    out: &'b mut [u8],
+) -> Result<&'b mut [u8], Fault>
+where
+    A: Deref<Target = Attachment>,
+{
+    let (mut rest, end) = (out, first + found.len() as u64);
+    for (block_idx, &word) in (first..).zip(found) {
+        let shape = coders.opened.geometry.block(block_idx);
+        let (target, left) = rest.split_at_mut_checked(index(shape.raw_bytes)).ok_or(NoGuard::Corrupt)?;
+        reach(Point::CopyWordLoaded);
+        if word.is_overlay() {
+            let overlays = chain(coders.guard, word, shape.row_bytes).collect()?;
+            copy_block(coders, overlays.block, block_idx, target)?;
+            overlays.apply(target)?;
+        } else {
+            copy_block(coders, word, block_idx, target)?;
+        }
+        rest = left;
+        if block_idx + 1 < end {
+            reach(Point::CopyBetweenBlocks);
+        }
+    }
+    Ok(rest)
 }
 
 /// Loads the words of some blocks, and all that reading them takes from the tables.

@@ -19,7 +19,7 @@ use tierpack_kernels::block::{Block, HEADER_BYTES, stored_len};
 use tierpack_kernels::codec::{Rows, Scratch, decode_block};
 use tierpack_kernels::metadata::Metadata;
 use tierpack_kernels::{Coder, geometry::Geometry};
-use tierpack_shm::attachment::{Attachment, Guard, NoGuard};
+use tierpack_shm::attachment::{Attachment, Generation, Guard, NoGuard};
 use tierpack_shm::layout::generation::ENTRIES;
 use tierpack_shm::types::{BlockWord, index};
 
@@ -84,6 +84,22 @@ impl<'a, A: Deref<Target = Attachment>> Coders<'a, A> {
     #[inline]
     pub(crate) fn new(guard: &'a Guard<A>, opened: &'a Opened) -> Self {
         Self { guard, opened, looked_up: [const { Cell::new(None) }; index(ENTRIES)] }
+    }
+
+    /// Those of generations that were looked up before the guard was finished, by their indexes.
+    pub(crate) fn of(
+        guard: &'a Guard<A>,
+        opened: &'a Opened,
+        generations: &[(u8, Generation)],
+    ) -> Result<Self, Fault> {
+        let this = Self::new(guard, opened);
+        for &(generation_idx, generation) in generations {
+            let (idx, number) = (usize::from(generation_idx), generation.number);
+            let bytes = guard.metadata(generation)?;
+            let coder = opened.coders.get(idx, number, || parse(number, bytes, &opened.geometry))?;
+            this.looked_up.get(idx).ok_or(NoGuard::Corrupt)?.set(Some(coder));
+        }
+        Ok(this)
     }
 
     /// The coder of the metadata that `word` names, which was loaded under the guard.

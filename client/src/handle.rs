@@ -92,22 +92,9 @@ impl Opened {
         attachment: Arc<Attachment>,
         session: Arc<Session>,
     ) -> core::result::Result<Self, ProtocolFault> {
-        let (found, shape) = (entry.raw_bytes, entry.shape);
-        let geometry = Geometry::new(entry.dtype, &shape, entry.access, row_elems)
-            .map_err(|_| ProtocolFault::Entry { found, needed: 0 })?;
-        if geometry.raw_bytes() != found {
-            return Err(ProtocolFault::Entry { found, needed: geometry.raw_bytes() });
-        }
-        Ok(Self {
-            geometry,
-            codec: entry.codec,
-            slot,
-            coders: KeptCoders::default(),
-            forms: Arc::default(),
-            shape,
-            attachment,
-            session,
-        })
+        let (geometry, codec, shape) = (geometry(&entry, row_elems)?, entry.codec, entry.shape);
+        let (coders, forms) = (KeptCoders::default(), Arc::default());
+        Ok(Self { geometry, codec, slot, coders, forms, shape, attachment, session })
     }
 
     /// Leave to read the tensor.
@@ -141,6 +128,11 @@ impl Opened {
         self.session.lost(operation)
     }
 
+    /// The shared memory that it is read from.
+    pub(crate) fn attachment(&self) -> &Attachment {
+        &self.attachment
+    }
+
     /// The daemon whose slot this is.
     pub(crate) fn instance(&self) -> u64 {
         self.session.instance()
@@ -165,9 +157,24 @@ impl Opened {
     }
 }
 
+/// The geometry of a tensor as the daemon describes it.
+pub(crate) fn geometry(
+    entry: &Entry,
+    row_elems: Option<u64>,
+) -> core::result::Result<Geometry, ProtocolFault> {
+    let found = entry.raw_bytes;
+    let geometry = Geometry::new(entry.dtype, &entry.shape, entry.access, row_elems)
+        .map_err(|_| ProtocolFault::Entry { found, needed: 0 })?;
+    if geometry.raw_bytes() == found {
+        Ok(geometry)
+    } else {
+        Err(ProtocolFault::Entry { found, needed: geometry.raw_bytes() })
+    }
+}
+
 /// What one call has tried so far.
 #[derive(Debug, Default)]
-struct Recovery {
+pub(crate) struct Recovery {
     deadline: Option<Deadline>,
     hang_ups: u32,
 }
@@ -250,7 +257,12 @@ impl Handle {
 
     /// Does what it takes for another try.
     #[cold]
-    fn recover(&self, reason: NoGuard, opened: &Arc<Opened>, recovery: &mut Recovery) -> Result<()> {
+    pub(crate) fn recover(
+        &self,
+        reason: NoGuard,
+        opened: &Arc<Opened>,
+        recovery: &mut Recovery,
+    ) -> Result<()> {
         let deadline = *recovery.deadline.get_or_insert_with(|| self.inner.client.shared.deadline());
         let (namespace, name) = (self.inner.client.namespace.to_string(), self.inner.name.clone());
         match reason {
@@ -283,7 +295,7 @@ impl Handle {
     ///
     /// Who reads with the old ones goes on with them.
     #[cold]
-    fn forget_coders(&self, full: &Arc<Opened>) {
+    pub(crate) fn forget_coders(&self, full: &Arc<Opened>) {
         let state = &self.inner.state;
         state.compare_and_swap(full, Arc::new(full.without_coders()));
     }

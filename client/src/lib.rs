@@ -61,8 +61,10 @@ mod repeat;
 mod row_id;
 mod session;
 mod shared;
+mod snapshot;
 pub mod stats_socket;
 mod tensor;
+mod together;
 mod transfer;
 mod update;
 mod view;
@@ -83,6 +85,7 @@ pub use protocol::ProtocolFault;
 pub use put::PutOptions;
 pub use put_many::PutMany;
 pub use row_id::RowId;
+pub use snapshot::{Snapshot, SnapshotParts, SnapshotTensor};
 pub use tensor::{Element, Tensor};
 pub use view::View;
 
@@ -100,6 +103,7 @@ const _: () = {
     is_send_and_sync::<Tensor>();
     is_send_and_sync::<View>();
     is_send_and_sync::<Parts>();
+    is_send_and_sync::<Snapshot>();
     is_send_and_sync::<Error>();
     is_send_and_sync::<Gpu>();
     is_send_and_sync::<DeviceTensor>();

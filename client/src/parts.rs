@@ -5,6 +5,9 @@
 //! blocks may lie elsewhere and its values belong to others.
 //! No lease is held between two parts, so a slow reader holds back no memory.
 
+use std::ops::Range;
+
+use tierpack_kernels::geometry::Geometry;
 use tierpack_shm::attachment::SlotRef;
 use tierpack_shm::page::Counter;
 use tierpack_shm::types::index;
@@ -81,7 +84,7 @@ impl Parts {
             if publication(opened) != self.publication {
                 return Err(Fault::Failed(self.superseded()));
             }
-            let (len, end) = fitting(opened, first..n_blocks, buf.len() as u64)?;
+            let (len, end) = fitting(&opened.geometry, first..n_blocks, buf.len() as u64)?;
             let guard = copy_run(opened, first..end, &mut buf[..len])?;
             guard.check_held()?;
             guard.count(Counter::Bytes, len as u64);
@@ -103,22 +106,18 @@ fn publication(opened: &Opened) -> (SlotRef, u64) {
 }
 
 /// The bytes of the blocks from the first of `blocks` on that fit `room`, and the block after them.
-fn fitting(
-    opened: &Opened,
-    blocks: std::ops::Range<u64>,
-    room: u64,
-) -> core::result::Result<(usize, u64), Fault> {
+pub(crate) fn fitting(geometry: &Geometry, blocks: Range<u64>, room: u64) -> Result<(usize, u64)> {
     let (mut len, mut end) = (0, blocks.start);
     while end < blocks.end {
-        let longer = len + opened.geometry.block(end).raw_bytes;
+        let longer = len + geometry.block(end).raw_bytes;
         if longer > room {
             break;
         }
         (len, end) = (longer, end + 1);
     }
     if end == blocks.start {
-        let needed = u128::from(opened.geometry.block(end).raw_bytes);
-        return Err(Fault::Failed(Error::BufferLength { needed, got: room }));
+        let needed = u128::from(geometry.block(end).raw_bytes);
+        return Err(Error::BufferLength { needed, got: room });
     }
     Ok((index(len), end))
 }

@@ -8,6 +8,7 @@
 
 mod claims;
 mod link;
+mod look;
 mod observers;
 mod segments;
 
@@ -21,16 +22,17 @@ use crate::epoch;
 use crate::error::{Error, Result};
 use crate::faults::{Point, reach};
 use crate::fork::ForkCookie;
-use crate::layout::{LAYOUT_VERSION, SEGMENT_SPAN_UNITS, generation, header, slot, table};
+use crate::layout::{LAYOUT_VERSION, SEGMENT_SPAN_UNITS, header, slot};
 use crate::page::{ClientPage, Counter, NamespaceId, check_fields};
 use crate::pool::in_segment;
 use crate::publish::is_published;
 use crate::ring::{Changed, Drained, Ring};
 use crate::segment::{ClientSegment, SegmentKind};
 use crate::sync::{AtomicU64, Ordering};
-use crate::types::{BlockWord, SlotIdx, UNIT_BYTES, index};
+use crate::types::{BlockWord, SlotIdx, index};
 
 pub use link::Link;
+pub use look::{Generation, Look};
 pub use observers::{AttachmentId, SegmentObserver};
 
 use claims::Claims;
@@ -217,6 +219,18 @@ impl Attachment {
         true
     }
 
+    /// The sequence count of names and slots: see [`crate::seqcount`].
+    #[inline]
+    pub fn names(&self) -> &AtomicU64 {
+        self.header(header::NAMES_AT)
+    }
+
+    /// The sequence count of values: it covers the block words as far as updates store them.
+    #[inline]
+    pub fn updates(&self) -> &AtomicU64 {
+        self.header(header::UPDATES_AT)
+    }
+
     /// Whether the session thread has mapped a segment.
     pub fn is_mapped(&self, kind: SegmentKind, segment_idx: usize) -> bool {
         self.table(kind).get(segment_idx).is_some()
@@ -238,19 +252,21 @@ impl Attachment {
     }
 
     #[inline]
-    fn epoch(&self) -> &AtomicU64 {
+    fn header(&self, at: u64) -> &AtomicU64 {
         let header = self.directory.get(0).expect("segment 0 is mapped as long as guards are given");
-        header.map.word(header::EPOCH_AT).expect("the header's length was checked by `new`")
+        header.map.word(at).expect("the header's length was checked by `new`")
+    }
+
+    #[inline]
+    fn epoch(&self) -> &AtomicU64 {
+        self.header(header::EPOCH_AT)
     }
 
     fn ring(&self) -> Ring<'_> {
         let header = self.directory.get(0).expect("segment 0 is mapped as long as guards are given");
-        let head = header.map.word(header::RING_HEAD_AT);
         let entries = header.map.words(header::RING_AT, header::RING_CAPACITY);
-        Ring::new(
-            head.expect("the header's length was checked by `new`"),
-            entries.expect("the header's length was checked by `new`"),
-        )
+        let entries = entries.expect("the header's length was checked by `new`");
+        Ring::new(self.header(header::RING_HEAD_AT), entries)
     }
 }
 
@@ -283,6 +299,24 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
     /// [`NoGuard`]: nothing is held then.
     #[inline]
     pub fn new(attachment: A, slot: SlotRef) -> core::result::Result<Self, NoGuard> {
+        let this = Self::take(attachment, slot)?;
+        reach(Point::LeaseTaken);
+        if !this.is_published(slot)? {
+            return Err(NoGuard::Replaced);
+        }
+        Ok(this)
+    }
+
+    /// Takes a lease on every slot of the namespace; look-ups name theirs, as [`Guard::look`].
+    ///
+    /// # Errors
+    /// As [`Guard::new`], [`NoGuard::Replaced`] aside.
+    pub fn every(attachment: A) -> core::result::Result<Self, NoGuard> {
+        Self::take(attachment, SlotRef { address: 0, idx: SlotIdx::EVERY, publication: 0 })
+    }
+
+    #[inline]
+    fn take(attachment: A, slot: SlotRef) -> core::result::Result<Self, NoGuard> {
         if !attachment.cookie.is_here() {
             return Err(NoGuard::Forked);
         }
@@ -298,18 +332,25 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         }
         epoch::begin(&attachment.page.leases()[lease_idx], attachment.epoch(), slot.idx);
         // From here on dropping the guard ends the lease.
-        let this = Self { attachment, lease_idx, slot };
-        reach(Point::LeaseTaken);
-        let words = this.slot_words()?;
-        if !is_published(&words[index(slot::PUBLICATION_AT / 8)], slot.publication) {
-            return Err(NoGuard::Replaced);
-        }
-        Ok(this)
+        Ok(Self { attachment, lease_idx, slot })
     }
 
+    /// Whether a slot that the lease covers is still the publication that it was.
+    ///
+    /// # Errors
+    /// As [`Guard::words`].
     #[inline]
-    fn slot_words(&self) -> core::result::Result<&[AtomicU64], NoGuard> {
-        self.attachment.words(self.slot.address, slot::BYTES / 8)
+    pub fn is_published(&self, slot: SlotRef) -> core::result::Result<bool, NoGuard> {
+        debug_assert!(!self.is_finished(), "a finished guard looks nothing up");
+        let words = self.attachment.words(slot.address, slot::BYTES / 8)?;
+        Ok(is_published(&words[index(slot::PUBLICATION_AT / 8)], slot.publication))
+    }
+
+    /// What a slot says about its tensor; the lease covers the slot, and [`Guard::is_published`] has said yes.
+    #[inline]
+    pub fn look(&self, slot: SlotRef) -> Look<'_> {
+        debug_assert!(!self.is_finished(), "a finished guard looks nothing up");
+        Look { attachment: &self.attachment, slot }
     }
 
     /// Says that all has been looked up: from now on only what was found may be read, by [`Guard::stored`].
@@ -325,21 +366,13 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         );
     }
 
-    #[inline]
-    fn slot_field(&self, at: u64) -> core::result::Result<u64, NoGuard> {
-        debug_assert!(!self.is_finished(), "a finished guard looks nothing up");
-        // Relaxed: the Acquire of the publication check came first.
-        Ok(self.slot_words()?[index(at / 8)].load(Ordering::Relaxed))
-    }
-
     /// The block words; read each with `publish::load_word`.
     ///
     /// # Errors
     /// [`NoGuard::NotMapped`]: drop the guard, wait for the session thread, try again.
     #[inline]
     pub fn words(&self) -> core::result::Result<&[AtomicU64], NoGuard> {
-        let first = self.slot_field(slot::TABLE_AT)?.saturating_add(table::WORDS_AT / UNIT_BYTES);
-        self.attachment.words(first, self.slot_field(slot::N_BLOCKS_AT)?)
+        self.look(self.slot).words()
     }
 
     /// The tensor's revision: how many updates this publication has seen.
@@ -347,8 +380,7 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
     /// # Errors
     /// As [`Guard::words`].
     pub fn revision(&self) -> core::result::Result<u64, NoGuard> {
-        // Acquire: an update stores its words before it counts itself.
-        Ok(self.attachment.words(self.slot_field(slot::TABLE_AT)?, 1)?[0].load(Ordering::Acquire))
+        self.look(self.slot).revision()
     }
 
     /// Number and bytes of the metadata that a block word's generation index names.
@@ -356,17 +388,16 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
     /// # Errors
     /// As [`Guard::words`]; [`NoGuard::Corrupt`] for an index beyond the table.
     pub fn generation(&self, generation_idx: u8) -> core::result::Result<(u32, &[u8]), NoGuard> {
-        if u64::from(generation_idx) >= self.slot_field(slot::N_GENERATIONS_AT)? {
-            return Err(NoGuard::Corrupt);
-        }
-        let entries = self.slot_field(slot::GENERATIONS_AT)?;
-        let words =
-            self.attachment.words(entries, (u64::from(generation_idx) + 1) * generation::ENTRY_BYTES / 8)?;
-        let at = |field: u64| index((u64::from(generation_idx) * generation::ENTRY_BYTES + field) / 8);
-        let number_and_len = words[at(generation::NUMBER_AND_LEN_AT)].load(Ordering::Acquire);
-        let address = words[at(generation::METADATA_AT)].load(Ordering::Acquire);
-        let bytes = self.data(address, number_and_len & 0xFFFF_FFFF)?;
-        Ok((u32::try_from(number_and_len >> 32).map_err(|_| NoGuard::Corrupt)?, bytes))
+        let generation = self.look(self.slot).generation(generation_idx)?;
+        Ok((generation.number, self.metadata(generation)?))
+    }
+
+    /// The metadata of a generation, which was looked up before this guard was finished.
+    ///
+    /// # Errors
+    /// [`NoGuard::NotMapped`], [`NoGuard::Corrupt`].
+    pub fn metadata(&self, generation: Generation) -> core::result::Result<&[u8], NoGuard> {
+        self.data(generation.address, u64::from(generation.len))
     }
 
     /// `len` stored bytes of a block, from the start of its extent on.
@@ -410,11 +441,16 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
     /// Words that are loaded afterwards are those of these stores, or newer.
     /// After [`Drained::Lapped`] any block may have been stored.
     pub fn changed_blocks(&self, tail: u64, mut found: impl FnMut(u64)) -> Drained {
-        self.attachment.ring().drain(tail, |changed| {
+        self.changed(tail, |changed| {
             if changed.slot == self.slot.idx {
                 found(changed.block_idx);
             }
         })
+    }
+
+    /// As [`Guard::changed_blocks`], of every tensor.
+    pub fn changed(&self, tail: u64, found: impl FnMut(Changed)) -> Drained {
+        self.attachment.ring().drain(tail, found)
     }
 
     /// Whether [`Guard::finish`] was called.

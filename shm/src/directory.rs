@@ -14,6 +14,7 @@ use crate::pool::{Fresh, Pool};
 use crate::publish::{publish_slot, unpublish_slot};
 use crate::ring::{Changed, Ring};
 use crate::segment::Segment;
+use crate::seqcount::{begin_change, end_change};
 use crate::sync::{AtomicU64, Ordering};
 use crate::types::{BlockWord, Extent, SlotIdx, UNIT_BYTES};
 
@@ -132,6 +133,31 @@ impl Directory {
     /// The current epoch.
     pub fn epoch(&self) -> u64 {
         self.word(header::EPOCH_AT).load(Ordering::Acquire)
+    }
+
+    /// Notes that names or slots change from here on, until [`Directory::end_names`].
+    pub fn begin_names(&self) {
+        begin_change(self.word(header::NAMES_AT));
+    }
+
+    /// Notes that they have changed.
+    pub fn end_names(&self) {
+        end_change(self.word(header::NAMES_AT));
+    }
+
+    /// The sequence count of names and slots.
+    pub fn names(&self) -> u64 {
+        self.word(header::NAMES_AT).load(Ordering::Relaxed)
+    }
+
+    /// Notes that an update stores its words from here on, until [`Directory::end_update`].
+    pub fn begin_update(&self) {
+        begin_change(self.word(header::UPDATES_AT));
+    }
+
+    /// Notes that its words are stored and pushed.
+    pub fn end_update(&self) {
+        end_change(self.word(header::UPDATES_AT));
     }
 
     /// Tells device copies of a changed block.

@@ -7,7 +7,7 @@
 use crate::types::UNIT_BYTES;
 
 /// Version of everything in this file; LAYOUT.md states it too.
-pub const LAYOUT_VERSION: u16 = 2;
+pub const LAYOUT_VERSION: u16 = 3;
 
 /// Bytes of address space of one segment, and so its greatest length.
 pub const SEGMENT_SPAN_BYTES: u64 = 64 << 20;
@@ -34,8 +34,12 @@ pub mod header {
     pub const RING_CAPACITY_AT: u64 = 32;
     /// The epoch, alone on its cache lines.
     pub const EPOCH_AT: u64 = 128;
-    /// Head of the ring of changed blocks, alone on its cache lines.
+    /// Head of the ring of changed blocks; the cache lines hold what changes with it, and nothing else.
     pub const RING_HEAD_AT: u64 = 256;
+    /// Sequence count of names and slots: odd while a tensor is published, replaced or removed.
+    pub const NAMES_AT: u64 = 264;
+    /// Sequence count of values: odd while a committed update stores its words and pushes to the ring.
+    pub const UPDATES_AT: u64 = 272;
     /// First entry of the ring.
     pub const RING_AT: u64 = 4096;
     /// Entries of the ring.

@@ -17,6 +17,7 @@
 pub mod epoch;
 pub mod publish;
 pub mod ring;
+pub mod seqcount;
 pub mod sync;
 pub mod types;
 

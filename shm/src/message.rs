@@ -17,12 +17,14 @@ use crate::types::{Access, CodecId, Dtype};
 
 mod changes;
 mod namespaces;
+mod opens;
 mod puts;
 mod refusal;
 mod reply;
 
 pub use changes::{Drift, RefitMode, RefitState, Update};
 pub use namespaces::{NamespaceChange, NamespaceEntry};
+pub use opens::{OpenTensor, Which};
 pub use puts::{Blob, PutBegin};
 pub use refusal::{ErrorCode, Refusal};
 pub use reply::Reply;
@@ -35,10 +37,12 @@ pub enum Protocol {
     V1 = 1,
     /// Sessions detach from a namespace, lose the right to one, and say goodbye.
     V2 = 2,
+    /// Many tensors are opened in one moment.
+    V3 = 3,
 }
 
 /// The version that this build speaks.
-pub const PROTOCOL_VERSION: u16 = Protocol::V2 as u16;
+pub const PROTOCOL_VERSION: u16 = Protocol::V3 as u16;
 
 /// Bytes of a message, checksum included.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 10;
@@ -269,6 +273,23 @@ pub enum Request {
     TransactionAbort {
         /// From [`Reply::Transaction`].
         transaction: u64,
+    },
+    /// Handles to many tensors: [`Reply::OpenedMany`].
+    OpenMany {
+        /// Their namespace.
+        namespace: String,
+        /// Which.
+        which: Which,
+    },
+    /// Refuses commits to a namespace with [`ErrorCode::Busy`] for a moment: [`Reply::Held`].
+    Hold {
+        /// Its name.
+        namespace: String,
+    },
+    /// Ends what [`Request::Hold`] began: [`Reply::Done`].
+    Release {
+        /// Its name.
+        namespace: String,
     },
 }
 

@@ -23,6 +23,8 @@ mod finished;
 mod overlays;
 #[path = "loom/ring.rs"]
 mod ring;
+#[path = "loom/seqcount.rs"]
+mod seqcount;
 #[path = "loom/shared.rs"]
 mod shared;
 #[path = "loom/slots.rs"]

@@ -66,6 +66,9 @@ pub(crate) fn class(request: &Request) -> Class {
     match request {
         Request::Attach { .. }
         | Request::Open { .. }
+        | Request::OpenMany { .. }
+        | Request::Hold { .. }
+        | Request::Release { .. }
         | Request::FileMetadata { .. }
         | Request::List { .. }
         | Request::NamespaceList { .. } => Class::LookUp,
@@ -217,6 +220,21 @@ impl Context {
                 Err(Refusal::new(ErrorCode::Internal, "this request is carried out elsewhere"))
             }
             Request::Open { namespace, name } => store.namespace(&namespace)?.open(&name, caller),
+            Request::OpenMany { namespace, which } => {
+                let (namespace, mut page) = (store.namespace(&namespace)?, Page::default());
+                let (names, more) = namespace.open_many(&which, caller, |tensor| page.take(tensor))?;
+                Ok(Reply::OpenedMany {
+                    namespace: namespace.id.namespace,
+                    names,
+                    tensors: page.entries,
+                    more,
+                })
+            }
+            Request::Hold { namespace } => store.namespace(&namespace)?.hold(session, caller),
+            Request::Release { namespace } => {
+                store.namespace(&namespace)?.release(session);
+                Ok(Reply::Done)
+            }
             Request::FileMetadata { namespace, name } => {
                 let Some(text) = store.readable(&namespace, caller)?.file_metadata(&name)? else {
                     return Ok(Reply::FileMetadata(None));

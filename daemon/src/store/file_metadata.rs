@@ -24,9 +24,17 @@ type Key = (u32, Arc<[u8]>);
 /// One text.
 #[derive(Debug)]
 pub(crate) struct Text {
+    number: u64,
     key: Key,
     texts: Arc<Mutex<Texts>>,
     _charge: Charge,
+}
+
+impl Text {
+    /// A number that no other text of this daemon ever has.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
 }
 
 impl Deref for Text {
@@ -48,6 +56,7 @@ impl Drop for Text {
 struct Texts {
     by_key: HashMap<Key, Weak<Text>>,
     total_bytes: u64,
+    last_number: u64,
     by_user: HashMap<u32, u64>,
 }
 
@@ -122,7 +131,9 @@ impl FileMetadataSet {
         }
         texts.total_bytes = total;
         texts.by_user.insert(user.uid, own);
-        let shared = Arc::new(Text { key: key.clone(), texts: Arc::clone(&self.texts), _charge: charge });
+        texts.last_number += 1;
+        let (number, texts_of) = (texts.last_number, Arc::clone(&self.texts));
+        let shared = Arc::new(Text { number, key: key.clone(), texts: texts_of, _charge: charge });
         texts.by_key.insert(key, Arc::downgrade(&shared));
         Ok(shared)
     }

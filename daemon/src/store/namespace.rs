@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tierpack_shm::directory::{Directory, NoSlot, Slot, SlotFields};
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::{SEGMENT_SPAN_BYTES, generation, page, slot, table};
-use tierpack_shm::message::{Entry, ErrorCode, Refusal, Reply, SegmentId};
+use tierpack_shm::message::{Entry, ErrorCode, OpenTensor, Refusal, Reply, SegmentId, Which};
 use tierpack_shm::page::{ClientPage, NamespaceId};
 use tierpack_shm::pool::{Fresh, Pool};
 use tierpack_shm::segment::{Segment, SegmentKind};
@@ -27,6 +27,7 @@ mod audience;
 mod blocks;
 mod claims;
 mod generations;
+mod hold;
 pub(super) mod quota;
 mod reclaim;
 mod segments;
@@ -39,6 +40,7 @@ use audience::Audience;
 pub(in crate::store) use blocks::BLOCKS;
 pub(crate) use blocks::{BlockCopy, Change, Intent, Stored};
 pub(crate) use generations::{Current, NewGeneration, Standing};
+use hold::Commits;
 use quota::{Place, table_bytes};
 pub(crate) use reclaim::Holds;
 use reclaim::Queue;
@@ -91,6 +93,9 @@ pub(super) struct Inner {
     page_charges: HashMap<u64, Charge>,
     /// Puts under way.
     puts: u64,
+    commits: Commits,
+    /// What changes names or slots at the moment.
+    changing: u32,
     /// Whether something was allocated since the background thread last looked.
     was_used: bool,
     /// Whether it was removed: nothing can be published any more.
@@ -154,6 +159,8 @@ impl Namespace {
             pages: Vec::new(),
             page_charges: HashMap::new(),
             puts: 0,
+            commits: Commits::default(),
+            changing: 0,
             was_used: false,
             is_removed: false,
             is_clearing: false,
@@ -221,17 +228,19 @@ impl Namespace {
         reach(Point::PutPublished);
         inner.was_published = true;
         let entry = tensor.entry(&self.name, name, &inner.directory);
-        if let Some(replaced) = inner.insert(name.to_owned(), tensor) {
-            inner.retire_uncounted(vec![replaced])?;
-        }
+        inner.change_names(|inner| match inner.insert(name.to_owned(), tensor) {
+            Some(replaced) => inner.retire_uncounted(vec![replaced]),
+            None => Ok(()),
+        })?;
         Ok(Ok(entry))
     }
 
     pub(crate) fn remove(&self, name: &str) -> Outcome<()> {
         let mut inner = self.inner.lock();
         inner.check_claim(name)?;
+        inner.check_hold()?;
         let tensor = inner.tensors.remove(name).ok_or_else(|| self.not_found(name))?;
-        inner.retire(tensor)
+        inner.change_names(|inner| inner.retire(tensor))
     }
 
     /// Opens a tensor for a caller who may read it.
@@ -255,6 +264,32 @@ impl Namespace {
         })
     }
 
+    /// Opens the first of several tensors as far as `take` takes them, for a caller who may read them.
+    pub(crate) fn open_many(
+        &self,
+        which: &Which,
+        caller: &Caller,
+        mut take: impl FnMut(OpenTensor) -> bool,
+    ) -> Outcome<(u64, bool)> {
+        let inner = self.inner.lock();
+        inner.access.check(&self.name, caller, Right::Read)?;
+        let opened = |name: &str, tensor: &Tensor| OpenTensor {
+            entry: tensor.entry(&self.name, name, &inner.directory),
+            row_elems: tensor.content.row_elems,
+            slot: tensor.slot_ref(),
+            file_metadata: tensor.content.file_metadata.as_ref().map(|text| text.number()),
+        };
+        let more = match which {
+            // A name without a tensor ends the reply.
+            Which::Named(names) => {
+                let found = names.iter().map_while(|name| Some((name, inner.visible(name)?)));
+                found.map(|(name, tensor)| take(opened(name, tensor))).any(|taken| !taken)
+            }
+            Which::After(after) => !inner.walk(after.as_deref(), |name, tensor| take(opened(name, tensor))),
+        };
+        Ok((inner.directory.names(), more))
+    }
+
     pub(crate) fn file_metadata(&self, name: &str) -> Outcome<Option<SharedText>> {
         let inner = self.inner.lock();
         let tensor = inner.visible(name).ok_or_else(|| self.not_found(name))?;
@@ -264,22 +299,7 @@ impl Namespace {
     /// Hands entries after `after` to `take` until it has enough; says whether it took all.
     pub(crate) fn list(&self, after: Option<&str>, mut take: impl FnMut(Entry) -> bool) -> bool {
         let inner = self.inner.lock();
-        let start = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-        let mut revealed = inner.revealed.range::<str, _>(start).peekable();
-        let mut rest = inner.tensors.range::<str, _>(start).peekable();
-        loop {
-            let is_revealed = match (revealed.peek(), rest.peek()) {
-                (Some((revealed, _)), Some((name, _))) => revealed <= name,
-                (first, _) => first.is_some(),
-            };
-            let next = if is_revealed { revealed.next() } else { rest.next() };
-            let Some((name, tensor)) = next else { return true };
-            // What was revealed is in the place of what it replaces.
-            let _ = rest.next_if(|(replaced, _)| is_revealed && *replaced == name);
-            if !take(tensor.entry(&self.name, name, &inner.directory)) {
-                return false;
-            }
-        }
+        inner.walk(after, |name, tensor| take(tensor.entry(&self.name, name, &inner.directory)))
     }
 
     /// Counts a session in: from now on its leases hold memory. Gives what it must map.
@@ -325,6 +345,48 @@ impl Inner {
             (SegmentId { kind, index, serial }, Arc::clone(segment))
         })
         .collect()
+    }
+
+    /// Hands visible tensors after `after`, by name, to `take` until it has enough; says whether it took all.
+    fn walk(&self, after: Option<&str>, mut take: impl FnMut(&str, &Tensor) -> bool) -> bool {
+        let start = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let mut revealed = self.revealed.range::<str, _>(start).peekable();
+        let mut rest = self.tensors.range::<str, _>(start).peekable();
+        loop {
+            let is_revealed = match (revealed.peek(), rest.peek()) {
+                (Some((revealed, _)), Some((name, _))) => revealed <= name,
+                (first, _) => first.is_some(),
+            };
+            let next = if is_revealed { revealed.next() } else { rest.next() };
+            let Some((name, tensor)) = next else { return true };
+            // What was revealed is in the place of what it replaces.
+            let _ = rest.next_if(|(replaced, _)| is_revealed && *replaced == name);
+            if !take(name, tensor) {
+                return false;
+            }
+        }
+    }
+
+    /// Runs what changes names or slots, between the two steps of their sequence count.
+    fn change_names<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
+        self.begin_names();
+        let done = change(self);
+        self.end_names();
+        done
+    }
+
+    fn begin_names(&mut self) {
+        if self.changing == 0 {
+            self.directory.begin_names();
+        }
+        self.changing += 1;
+    }
+
+    fn end_names(&mut self) {
+        self.changing -= 1;
+        if self.changing == 0 {
+            self.directory.end_names();
+        }
     }
 
     fn pool_mut(&mut self, kind: SegmentKind) -> &mut Pool {

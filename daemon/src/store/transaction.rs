@@ -219,6 +219,7 @@ impl Transactions {
             let text = "another put of several tensors is being revealed: try again";
             return Err(Refusal::new(ErrorCode::Busy, text));
         };
+        let _committing = found.namespace.begin_commit()?;
         // Whoever else took it has ended it.
         self.take(asked.0, number).ok_or_else(|| found.ended())?.commit(store)
     }

@@ -209,10 +209,13 @@ impl Transfers {
 
     pub(crate) fn commit(&self, store: &Store, (session, caller): (u64, &Caller), id: u64) -> Outcome<Entry> {
         let transfer = self.get(id, session)?;
-        if transfer.transaction.is_none() {
+        let _committing = if transfer.transaction.is_none() {
             // It is tried again.
             transfer.namespace.check_claim(&transfer.name)?;
-        }
+            Some(transfer.namespace.begin_commit()?)
+        } else {
+            None
+        };
         let transfer = self.take(id, session)?;
         if let Err(refusal) = transfer.namespace.check(caller, Right::Write) {
             transfer.abort(store);

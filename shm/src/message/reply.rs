@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Blob, Damage, Drift, Entry, NamespaceEntry, SegmentId};
+use super::{Blob, Damage, Drift, Entry, NamespaceEntry, OpenTensor, SegmentId};
 use crate::attachment::SlotRef;
 use crate::page::NamespaceId;
 
@@ -82,5 +82,21 @@ pub enum Reply {
     Transaction {
         /// Names it in the requests that follow.
         transaction: u64,
+    },
+    /// To [`Request::OpenMany`](super::Request::OpenMany).
+    OpenedMany {
+        /// The namespace's number.
+        namespace: u32,
+        /// The sequence count of its names when these were looked up.
+        names: u64,
+        /// The tensors.
+        tensors: Vec<OpenTensor>,
+        /// Whether there are more than the message holds.
+        more: bool,
+    },
+    /// To [`Request::Hold`](super::Request::Hold).
+    Held {
+        /// Milliseconds after which commits go on in any case.
+        limit_ms: u32,
     },
 }

@@ -1,12 +1,13 @@
 //! `tierpack get`: writes tensors to a safetensors file.
 //!
-//! A few blocks are in memory at a time, and the file has its name only when it is complete.
+//! All tensors are of one moment. A few blocks are in memory at a time, and the file has its name only when it is
+//! complete.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, ensure};
-use tierpack_client::{Client, Entry, Error};
+use anyhow::{Context as _, Result};
+use tierpack_client::SnapshotTensor;
 
 use super::{DEFAULT_NAMESPACE, Selection, byte_bar, connect, n_tensors};
 use crate::agreement::Agreement;
@@ -16,8 +17,6 @@ use crate::{escape, table};
 
 /// Bytes that are fetched at a time: a few blocks.
 const PART_BYTES: usize = 8 << 20;
-/// How often a tensor that is put again and again is begun again.
-const MOST_TRIES: u32 = 16;
 
 /// Arguments of `get`.
 #[derive(Debug, clap::Args)]
@@ -35,17 +34,14 @@ pub(crate) struct Args {
 /// Writes the chosen tensors with the metadata on which they agree.
 ///
 /// # Errors
-/// A name is unknown, a tensor changes meanwhile, or the file cannot be written.
+/// A name is unknown, or the file cannot be written.
 pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Result<()> {
     let client = connect(socket, &args.namespace)?;
-    let entries = args.selection.choose(client.list()?, &args.namespace)?;
-    let plan = Plan::new(entries)?;
+    let snapshot = args.selection.snapshot(&client)?;
+    let plan = Plan::new(snapshot.tensors().map(|tensor| tensor.entry().clone()).collect())?;
     let mut agreement = Agreement::default();
-    for entry in plan.entries() {
-        let metadata = client
-            .file_metadata(&entry.name)
-            .with_context(|| format!("read the metadata of tensor {}", escape::quoted(&entry.name)))?;
-        agreement.add(metadata);
+    for tensor in snapshot.tensors() {
+        agreement.add(tensor.file_metadata().cloned().unwrap_or_default());
     }
     if let Some(text) = agreement.warning() {
         output::warning(&text);
@@ -53,7 +49,8 @@ pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Resul
     let mut file = safetensors::Output::create(&args.output, &plan, agreement.agreed())?;
     let (bar, mut buf) = (byte_bar("get", plan.data_len()), vec![0; PART_BYTES]);
     for entry in plan.entries() {
-        write_tensor(&client, entry, &mut file, &mut buf)
+        let tensor = snapshot.tensor(&entry.name).context("the plan is made from the snapshot")?;
+        write_tensor(tensor, &mut file, &mut buf)
             .with_context(|| format!("get tensor {}", escape::quoted(&entry.name)))?;
         bar.inc(entry.raw_bytes);
     }
@@ -68,36 +65,13 @@ pub(crate) fn run(args: &Args, socket: Option<&Path>, out: &mut Output) -> Resul
     Ok(())
 }
 
-/// Appends the bytes of a tensor, if it is still what the header says.
-///
-/// When it is put again meanwhile, its bytes are written again from the first on: they are all of one put.
-fn write_tensor(
-    client: &Client,
-    entry: &Entry,
-    file: &mut safetensors::Output,
-    buf: &mut [u8],
-) -> Result<()> {
-    let tensor = client.open(&entry.name)?;
-    ensure!(
-        tensor.dtype() == entry.dtype && tensor.shape() == entry.shape,
-        "it was {} {} when the export began and is {} {} now: export again",
-        entry.dtype,
-        table::shape(&entry.shape),
-        tensor.dtype(),
-        table::shape(&tensor.shape())
-    );
-    let (mut parts, mut written, mut tries) = (tensor.parts()?, 0, 0);
+/// Appends the bytes of a tensor.
+fn write_tensor(tensor: SnapshotTensor<'_>, file: &mut safetensors::Output, buf: &mut [u8]) -> Result<()> {
+    let mut parts = tensor.parts()?;
     loop {
-        match parts.read(buf) {
-            Ok(0) => return Ok(()),
-            Ok(len) => {
-                file.write(&buf[..len])?;
-                written += len as u64;
-            }
-            Err(Error::Superseded { .. }) if tries < MOST_TRIES && file.take_back(written)? => {
-                (parts, written, tries) = (tensor.parts()?, 0, tries + 1);
-            }
-            Err(error) => return Err(error.into()),
+        match parts.read(buf)? {
+            0 => return Ok(()),
+            len => file.write(&buf[..len])?,
         }
     }
 }

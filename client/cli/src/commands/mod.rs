@@ -20,7 +20,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use tierpack_client::{Client, Entry};
+use tierpack_client::{Client, Entry, Error, Snapshot};
 
 use crate::escape;
 use crate::table::{self, Align, Table};
@@ -77,6 +77,26 @@ impl Selection {
             escape::quoted(first)
         );
         Ok(entries)
+    }
+}
+
+impl Selection {
+    /// The chosen tensors as of one moment.
+    ///
+    /// # Errors
+    /// As [`Selection::choose`]; as [`Client::snapshot`].
+    fn snapshot(&self, client: &Client) -> Result<Snapshot> {
+        if self.all {
+            return Ok(client.snapshot_all()?);
+        }
+        match client.snapshot(&self.names) {
+            // Which of them, and how many.
+            Err(Error::NotFound { .. }) => {
+                self.choose(client.list()?, client.namespace_name())?;
+                Ok(client.snapshot(&self.names)?)
+            }
+            taken => Ok(taken?),
+        }
     }
 }
 

@@ -15,7 +15,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Seek as _, SeekFrom, Write as _};
+use std::io::{self, ErrorKind, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{
     FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown,
@@ -132,20 +132,6 @@ impl Target {
             let remedy = if is_limited { ": raise the limit on file sizes (ulimit -f)" } else { "" };
             format!("write {} bytes to {}{remedy}", bytes.len(), self.path.display())
         })
-    }
-
-    /// Goes back over the last `bytes`, to write them again; a stream cannot, and says so.
-    ///
-    /// # Errors
-    /// The file cannot be positioned.
-    pub(super) fn take_back(&mut self, bytes: u64) -> Result<bool> {
-        if matches!(self.way, Way::Stream | Way::Stdout) {
-            return Ok(bytes == 0);
-        }
-        let back = -i64::try_from(bytes)?;
-        let moved = self.file.seek(SeekFrom::Current(back));
-        moved.with_context(|| format!("go back in {}", self.path.display()))?;
-        Ok(true)
     }
 
     /// Gives the complete file its name.

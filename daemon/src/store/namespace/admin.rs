@@ -80,6 +80,7 @@ impl Namespace {
     /// They can be found no more, but are visible to handles until [`Namespace::clear`] has retired them.
     pub(in crate::store) fn begin_removal(&self, with_tensors: bool) -> Outcome<Removed> {
         let mut inner = self.inner.lock();
+        inner.check_hold()?;
         let n = inner.tensors.len().max(inner.revealed.len());
         if !with_tensors && n > 0 {
             let text = format!(
@@ -88,6 +89,7 @@ impl Namespace {
             );
             return Err(Refusal::new(ErrorCode::Invalid, text));
         }
+        inner.begin_names();
         (inner.is_removed, inner.is_clearing) = (true, true);
         (inner.stored_bytes, inner.raw_bytes) = (0, 0);
         let changed = std::mem::take(&mut inner.changed);
@@ -107,7 +109,10 @@ impl Namespace {
             outcome = self.inner.lock().retire_uncounted(batch);
             reach(Point::BatchRetired);
         }
-        self.inner.lock().is_clearing = false;
+        let mut inner = self.inner.lock();
+        inner.is_clearing = false;
+        inner.end_names();
+        drop(inner);
         outcome
     }
 

@@ -203,6 +203,9 @@ impl Namespace {
         let mut left = changes.len();
         // Before the first word: an extent that a reader has found was published in this epoch or later.
         let published = directory.epoch();
+        if intent == Intent::Update {
+            directory.begin_update();
+        }
         for change in changes {
             let (block_idx, from) = (change.block_idx, change.from);
             let word = &tensor.words(directory)[index(block_idx)];
@@ -246,6 +249,9 @@ impl Namespace {
                 reach(Point::BetweenWords);
             }
         }
+        if intent == Intent::Update {
+            directory.end_update();
+        }
         reach(Point::WordsStored);
         *stored_bytes = *stored_bytes - before + tensor.content.sums.stored_bytes;
         let revision = match intent {
@@ -262,6 +268,9 @@ impl Namespace {
     /// Refuses changes of a tensor that is gone, beyond the quota, or at the end of the clock.
     fn check_change(&self, inner: &mut Inner, key: &Key, changes: &[Change], intent: Intent) -> Outcome<()> {
         self.keyed(inner, key)?;
+        if intent == Intent::Update {
+            inner.check_hold()?;
+        }
         if inner.directory.epoch() >= tierpack_shm::epoch::MAX_EPOCH - 1 {
             return Err(end_of_clock());
         }

@@ -113,12 +113,14 @@ impl Namespace {
             return Err((refusal, tensors));
         }
         // One transaction at a time: its caller holds `revealing`.
+        inner.begin_names();
         inner.revealed = tensors;
         inner.was_published = true;
         drop(inner);
         reach(Point::PutPublished);
         let mut outcome = Ok(());
         while self.inner.lock().settle(&mut outcome) {}
+        self.inner.lock().end_names();
         outcome.map_err(|refusal| (refusal, BTreeMap::new()))
     }
 }

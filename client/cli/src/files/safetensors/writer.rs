@@ -144,16 +144,6 @@ impl Output {
         self.file.write(bytes)
     }
 
-    /// Goes back over the last `bytes`, to write them again; says whether the file allows that.
-    ///
-    /// # Errors
-    /// The file cannot be positioned.
-    pub(crate) fn take_back(&mut self, bytes: u64) -> Result<bool> {
-        let taken = self.file.take_back(bytes)?;
-        self.left += if taken { bytes } else { 0 };
-        Ok(taken)
-    }
-
     /// Gives the complete file its name.
     ///
     /// # Errors
