@@ -122,6 +122,8 @@ points! {
     OverlayFound = "client.overlay.found",
     /// A view has its words, and has not looked at its blocks.
     ViewWordsLoaded = "client.view.words_loaded",
+    /// A snapshot has loaded the word of a block, for the first time or again.
+    SnapshotWordLoaded = "client.snapshot.word_loaded",
     /// The session thread has the descriptor of a segment that it has not mapped.
     SegmentReceived = "client.segment.received",
     /// The session thread knows that a segment is retired, and still maps it.

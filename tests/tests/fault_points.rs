@@ -116,6 +116,7 @@ fn plan(point: Point) -> Plan {
         Point::GatherWordLoaded | Point::GatherBetweenRows => {
             Plan::Caller(&[("gather", RAW), ("gather", CODED)])
         }
+        Point::SnapshotWordLoaded => Plan::Caller(&[("snapshot", RAW), ("snapshot", CODED)]),
         Point::ViewWordsLoaded => Plan::Caller(&[("view", RAW)]),
         Point::OverlayFound => {
             Plan::Caller(&[("get", RAW), ("get", CODED), ("gather", RAW), ("gather", CODED)])

@@ -1,15 +1,18 @@
 //! Snapshots and calls over several tensors: what they return is of one moment, whatever writers do.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use tierpack_client::{Client, Dtype, Error, Handle, Snapshot};
+use tierpack_shm::faults::Point;
 use tierpack_shm::message::{Blob, ErrorCode, Reply, Request, Update};
 use tierpack_tests::files::{self, FileTensor, Metadata};
 use tierpack_tests::peer::Peer;
-use tierpack_tests::{Daemon, eventually};
+use tierpack_tests::{Daemon, TestClient, eventually};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
+const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
 const ROWS: u64 = 512;
 const ROW_BYTES: usize = 1024;
 /// Snapshots that one test takes, and changes that its writers make meanwhile, at least.
@@ -201,6 +204,101 @@ fn an_export_next_to_a_writer_of_checkpoints_is_one_of_them() {
             assert!(tensors.values().all(|tensor| tensor.bytes.iter().all(|byte| *byte == first)), "mixed");
             assert_eq!(metadata["step"], first.to_string(), "the metadata are of the same checkpoint");
         }
+    });
+}
+
+/// A tensor of two blocks, of one word that is repeated.
+fn put_blocks(client: &Client, name: &str, value: u64) {
+    let bytes = value.to_le_bytes().repeat(1 << 16);
+    client.put(name, Dtype::U64, &[2, 1 << 15], &bytes).expect("room");
+}
+
+fn update(client: &Client, name: &str, rows: &[u64], value: u64) {
+    client.update(name, rows, &value.to_le_bytes().repeat(rows.len() << 15)).expect("room");
+}
+
+/// A client process that takes a snapshot and stops after words of it, as `actions` say.
+fn snapshot_taker(daemon: &Daemon, actions: &str) -> TestClient {
+    let mut taker = TestClient::start(CLIENT, daemon, &["snapshot", "--actions", actions]);
+    assert_eq!(taker.line().as_deref(), Some("ready"));
+    taker.tell("go");
+    taker.process().wait_stopped("a snapshot stops after a word");
+    taker
+}
+
+fn go_on(taker: &mut TestClient) {
+    taker.process().signal(Signal::SIGCONT);
+}
+
+#[test]
+fn updates_between_two_words_make_a_snapshot_look_again() {
+    let daemon = start("64MiB");
+    let client = daemon.client();
+    ["a", "b"].iter().for_each(|name| put_blocks(&client, name, 0));
+    let set = |value| ["a", "b"].iter().for_each(|name| update(&client, name, &[0], value));
+    // It has four words; then it loads the first of each again, since they have changed.
+    let mut taker = snapshot_taker(&daemon, "3*off->2*return(stop)");
+    set(1);
+    go_on(&mut taker);
+    taker.process().wait_stopped("between the words that it loads again");
+    set(2);
+    go_on(&mut taker);
+    assert_eq!(taker.line().as_deref(), Some(r#"{"a":[2,0],"b":[2,0]}"#));
+    taker.finish();
+}
+
+#[test]
+fn an_update_that_is_half_stored_is_in_no_snapshot() {
+    let daemon = Daemon::with_faults(PROGRAM, &["--pool-size", "64MiB", "--lock", "off"]);
+    let client = daemon.client();
+    put_blocks(&client, "c", 0);
+    let seen = client.open("c").expect("it is there");
+    let ends = || {
+        let tensor = seen.get().expect("it is there");
+        let words: &[u64] = tensor.as_slice().expect("words");
+        (words[0], words[words.len() - 1])
+    };
+    ends();
+    let mut taker = snapshot_taker(&daemon, "1*off->1*return(stop)");
+    daemon.arm(Point::BetweenWords, "pause");
+    std::thread::scope(|scope| {
+        scope.spawn(|| update(&client, "c", &[0, 1], 1));
+        eventually("one of two words is stored", || (ends() == (1, 0)).then_some(()));
+        go_on(&mut taker);
+        // Long enough for a snapshot that does not wait.
+        std::thread::sleep(Duration::from_millis(100));
+        daemon.arm(Point::BetweenWords, "off");
+    });
+    assert_eq!(taker.line().as_deref(), Some(r#"{"c":[1,1]}"#));
+    taker.finish();
+}
+
+#[test]
+fn tensors_of_a_transaction_that_is_being_revealed_are_read_together() {
+    let daemon = Daemon::with_faults(PROGRAM, &["--pool-size", "64MiB", "--lock", "off"]);
+    let (writer, reader) = (daemon.client(), daemon.client());
+    put_all(&writer, 0);
+    let old = reader.open("t00").expect("it is there");
+    assert_eq!(value(old.get().expect("it is there").as_bytes()), 0);
+    daemon.arm(Point::PutPublished, "pause");
+    std::thread::scope(|scope| {
+        scope.spawn(|| put_all(&writer, 1));
+        // It is visible, and what it replaces is not gone yet.
+        let fresh = eventually("the new tensors", || {
+            let fresh = reader.open("t01").expect("it is there");
+            (value(fresh.get().expect("it is there").as_bytes()) == 1).then_some(fresh)
+        });
+        assert_eq!(value(old.get().expect("it is there").as_bytes()), 0);
+        let (reader, old) = (&reader, &old);
+        let read = scope.spawn(move || {
+            let both = reader.get_many(&[old, &fresh]).expect("they are there");
+            let rows = reader.gather_many(&[(old, &[0_u64][..]), (&fresh, &[0])]).expect("they are there");
+            both.into_iter().chain(rows).map(|tensor| value(tensor.as_bytes())).collect::<Vec<_>>()
+        });
+        // Long enough for calls that do not wait.
+        std::thread::sleep(Duration::from_millis(100));
+        daemon.arm(Point::PutPublished, "off");
+        assert_eq!(read.join().expect("a reader"), [1; 4]);
     });
 }
 

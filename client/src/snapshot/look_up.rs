@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tierpack_shm::attachment::{Attachment, Generation, Guard, NoGuard};
+use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::layout::{MAX_SEGMENTS, page};
 use tierpack_shm::message::{OpenTensor, Reply, Request, Which};
 use tierpack_shm::publish::load_word;
@@ -242,7 +243,7 @@ fn words(
             let Some(found) = by_slot.get(&block.slot) else { continue };
             let block_idx = index(block.block_idx);
             let word = words_of(guard, found)?.get(block_idx).ok_or_else(|| corrupt(found))?;
-            words[found.first_word + block_idx] = load_word(word);
+            words[found.first_word + block_idx] = looked_at(word);
         }
         if !is_still(attachment.names(), seen) {
             return Err(Missed::Changed);
@@ -261,9 +262,15 @@ fn load_all(
 ) -> core::result::Result<(), Missed> {
     words.clear();
     for found in tensors {
-        words.extend(words_of(guard, found)?.iter().map(load_word));
+        words.extend(words_of(guard, found)?.iter().map(looked_at));
     }
     Ok(())
+}
+
+fn looked_at(word: &AtomicU64) -> BlockWord {
+    let word = load_word(word);
+    reach(Point::SnapshotWordLoaded);
+    word
 }
 
 fn words_of<'g>(

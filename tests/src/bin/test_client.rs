@@ -32,6 +32,8 @@ mod hold;
 mod latency;
 #[path = "test_client/put_loop.rs"]
 mod put_loop;
+#[path = "test_client/snapshot.rs"]
+mod snapshot;
 #[path = "test_client/take.rs"]
 mod take;
 #[path = "test_client/update.rs"]
@@ -72,6 +74,8 @@ enum Role {
     Take(take::Args),
     /// Reaches fault points.
     Fault(fault::Args),
+    /// Takes snapshots.
+    Snapshot(snapshot::Args),
     /// Reads a row of each tensor that a line names.
     Ask,
     /// Forks.
@@ -94,6 +98,7 @@ fn main() -> Result<()> {
         Role::Abandon => abandon::run(socket),
         Role::Take(args) => take::run(socket, args),
         Role::Fault(args) => fault::run(socket, args),
+        Role::Snapshot(args) => snapshot::run(socket, args),
         Role::Ask => ask::run(socket),
         Role::Fork(args) => fork::run(socket, args),
     }

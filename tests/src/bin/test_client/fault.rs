@@ -21,6 +21,8 @@ enum Operation {
     Gather,
     /// A view by such a handle.
     View,
+    /// A snapshot of the tensor.
+    Snapshot,
     /// The whole tensor by its name: the first one attaches.
     Attach,
     /// A put over the tensor, which is then read.
@@ -117,6 +119,11 @@ impl Actor<'_> {
                     .version(|version| found.iter().all(|(row, bytes)| self.is_of(version, row * 64, bytes))))
             }
             (Operation::View, Some(handle)) => self.view(&handle.view()?),
+            (Operation::Snapshot, _) => {
+                let snapshot = self.client.snapshot(&[&self.args.tensor])?;
+                let tensor = snapshot.tensor(&self.args.tensor).context("it is in the snapshot")?.get()?;
+                Ok(self.version(|version| self.is_of(version, 0, tensor.as_bytes())))
+            }
             (Operation::Attach, _) => self.read(),
             (Operation::Put, _) => {
                 let args = self.args;
