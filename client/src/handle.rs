@@ -230,6 +230,11 @@ impl Handle {
         self.inner.state.load_full()
     }
 
+    /// Whether that is where it still is.
+    pub(crate) fn is_on(&self, opened: &Arc<Opened>) -> bool {
+        Arc::ptr_eq(&*self.inner.state.load(), opened)
+    }
+
     pub(crate) fn shape_ref(&self) -> &[u64] {
         &self.inner.shape
     }

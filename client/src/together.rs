@@ -115,7 +115,10 @@ fn read_together(
 }
 
 /// Whether all tensors are current at one moment; else which is not, and why.
-fn are_current(opened: &[Arc<Opened>], deadline: &Deadline) -> core::result::Result<(), (usize, Fault)> {
+pub(crate) fn are_current(
+    opened: &[Arc<Opened>],
+    deadline: &Deadline,
+) -> core::result::Result<(), (usize, Fault)> {
     loop {
         let seen: Option<Vec<u64>> =
             opened.iter().map(|opened| steady(opened.attachment().names())).collect();

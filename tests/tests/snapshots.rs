@@ -207,14 +207,17 @@ fn an_export_next_to_a_writer_of_checkpoints_is_one_of_them() {
     });
 }
 
+/// Rows of 512 bytes in a block: a few of them become overlays, which lie in segments that clients map already.
+const BLOCK_ROWS: u64 = 512;
+
 /// A tensor of two blocks, of one word that is repeated.
 fn put_blocks(client: &Client, name: &str, value: u64) {
     let bytes = value.to_le_bytes().repeat(1 << 16);
-    client.put(name, Dtype::U64, &[2, 1 << 15], &bytes).expect("room");
+    client.put(name, Dtype::U64, &[BLOCK_ROWS * 2, 64], &bytes).expect("room");
 }
 
 fn update(client: &Client, name: &str, rows: &[u64], value: u64) {
-    client.update(name, rows, &value.to_le_bytes().repeat(rows.len() << 15)).expect("room");
+    client.update(name, rows, &value.to_le_bytes().repeat(rows.len() * 64)).expect("room");
 }
 
 /// A client process that takes a snapshot and stops after words of it, as `actions` say.
@@ -262,7 +265,7 @@ fn an_update_that_is_half_stored_is_in_no_snapshot() {
     let mut taker = snapshot_taker(&daemon, "1*off->1*return(stop)");
     daemon.arm(Point::BetweenWords, "pause");
     std::thread::scope(|scope| {
-        scope.spawn(|| update(&client, "c", &[0, 1], 1));
+        scope.spawn(|| update(&client, "c", &[0, 2 * BLOCK_ROWS - 1], 1));
         eventually("one of two words is stored", || (ends() == (1, 0)).then_some(()));
         go_on(&mut taker);
         // Long enough for a snapshot that does not wait.

@@ -18,6 +18,7 @@ use super::raw;
 use super::segments::{Segments, moved};
 use crate::error::{Error, Result};
 use crate::handle::Fault;
+use crate::together::are_current;
 
 /// Tensors of one launch: their leases are a part of those that a client has.
 pub(super) const MOST_TENSORS: usize = 256;
@@ -118,6 +119,12 @@ impl Inner {
                         break;
                     }
                 }
+            }
+            if failed.is_none() && targets.len() > 1 {
+                let opened: Vec<_> = plans.iter().map(|plan| Arc::clone(&plan.opened)).collect();
+                let limit = *deadline.get_or_insert_with(|| targets[0].handle.client().shared.deadline());
+                let replaced = are_current(&opened, &limit).err();
+                failed = replaced.map(|(idx, fault)| (&targets[idx], 0, fault));
             }
             let Some((target, number, fault)) = failed else { return Ok(plans) };
             drop(plans);

@@ -114,6 +114,7 @@ impl Gpu {
 
     /// Gets whole tensors, with one launch per codec for up to 256 of them.
     ///
+    /// They are of one moment as by [`Client::get_many`](crate::Client::get_many), 256 at a time.
     /// Their reads end together: a damaged one is an error of [`DeviceTensor::wait`] for all of them, which names it.
     ///
     /// # Errors

@@ -272,6 +272,7 @@ impl DeviceHandle {
 impl Gpu {
     /// Gathers rows of several tensors with one launch, each with row numbers of its own, into new memory.
     ///
+    /// They are of one moment as by [`Client::get_many`](crate::Client::get_many).
     /// They end together: an error of one is an error of [`DeviceTensor::wait`] for all of them.
     ///
     /// # Errors

@@ -76,6 +76,10 @@ fn requests() -> Vec<Request> {
         Request::TransactionClaim { transaction: 1, names: vec!["a".into(), "b".into()] },
         Request::TransactionCommit { transaction: 1 },
         Request::TransactionAbort { transaction: 1 },
+        Request::OpenMany { namespace: "n".into(), which: Which::Named(vec!["a".into()]) },
+        Request::OpenMany { namespace: "n".into(), which: Which::After(Some("a".into())) },
+        Request::Hold { namespace: "n".into() },
+        Request::Release { namespace: "n".into() },
         Request::Refit { namespace: "n".into(), name: "t".into(), mode: RefitMode::Force },
     ];
     begins.into_iter().chain(others).collect()
@@ -120,6 +124,14 @@ fn daemon_messages() -> Vec<DaemonMessage> {
             more: false,
         },
         Reply::Updated { revision: 6 },
+        Reply::Transaction { transaction: 7 },
+        Reply::OpenedMany {
+            namespace: 2,
+            names: 8,
+            tensors: vec![OpenTensor { entry: entry(), row_elems: Some(3), slot, file_metadata: Some(4) }],
+            more: true,
+        },
+        Reply::Held { limit_ms: 100 },
         Reply::Drift(Drift {
             state: RefitState::Running,
             last_failure: Some("x".into()),

@@ -13,17 +13,37 @@ use super::launch::Request;
 use super::raw;
 use crate::device::gpu;
 use crate::error::{Error, Result};
+use crate::handle::Fault;
+use crate::together::are_current;
 
 /// Raw bytes that the host gathers at a time.
 const BATCH_BYTES: u64 = 16 << 20;
 
-/// Gathers for all requests, and waits for them.
+/// Gathers for all requests, and waits for them; again until their tensors were current together.
 pub(super) fn gather(gpu: &Arc<gpu::Inner>, requests: &[Request], stream: &Stream) -> Result<()> {
-    for request in requests.iter().filter(|request| !request.is_keep) {
-        let gathered = gather_one(gpu, request, stream);
-        gathered.map_err(|error| error.of(&request.tier.handle, requests.len()))?;
+    let requests: Vec<_> = requests.iter().filter(|request| !request.is_keep).collect();
+    let mut deadline = None;
+    loop {
+        let opened: Vec<_> = requests.iter().map(|request| request.tier.handle.opened()).collect();
+        for request in &requests {
+            let gathered = gather_one(gpu, request, stream);
+            gathered.map_err(|error| error.of(&request.tier.handle, requests.len()))?;
+        }
+        let [first, _, ..] = &*requests else { return Ok(()) };
+        let deadline = deadline.get_or_insert_with(|| first.tier.handle.client().shared.deadline());
+        // A gather may have opened its tensor again.
+        let is_same = requests.iter().zip(&opened).all(|(request, opened)| request.tier.handle.is_on(opened));
+        match are_current(&opened, deadline) {
+            Ok(()) if is_same => return Ok(()),
+            Err((idx, Fault::Failed(error))) => {
+                return Err(error.of(&requests[idx].tier.handle, requests.len()));
+            }
+            Ok(()) | Err(_) if deadline.left().is_zero() => {
+                return Err(deadline.passed("read tensors that are replaced again and again"));
+            }
+            Ok(()) | Err(_) => {}
+        }
     }
-    Ok(())
 }
 
 fn gather_one(gpu: &gpu::Inner, request: &Request, stream: &Stream) -> Result<()> {

@@ -27,6 +27,7 @@ use crate::device::gpu;
 use crate::device::plan::OwnedGuard;
 use crate::error::Result;
 use crate::handle::Fault;
+use crate::together::are_current;
 
 /// Rows to gather.
 #[derive(Clone, Debug)]
@@ -129,6 +130,11 @@ fn prepare(
                     break;
                 }
             }
+        }
+        if failed.is_none() && locked.tiers.len() > 1 {
+            let opened: Vec<_> = locked.states.iter().map(|state| Arc::clone(&state.table.opened)).collect();
+            let limit = *deadline.get_or_insert_with(|| locked.tiers[0].handle.client().shared.deadline());
+            failed = are_current(&opened, &limit).err().map(|(idx, fault)| (locked.tiers[idx], fault));
         }
         let Some((tier, fault)) = failed else { return Ok((work, guards)) };
         drop(guards);
