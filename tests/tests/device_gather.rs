@@ -1,11 +1,14 @@
 //! Rows gathered on a GPU: every codec and way to read the pool, what its cache does, bad row numbers, several tensors.
 
+use std::time::Duration;
+
 use tierpack_client::{
-    CacheConfig, CodecId, DeviceHandle, DeviceTensor, Error, Gpu, GpuConfig, GpuError, Handle,
+    CacheConfig, CodecId, DeviceHandle, DeviceTensor, Dtype, Error, Gpu, GpuConfig, GpuError, Handle,
 };
-use tierpack_tests::Daemon;
+use tierpack_shm::faults::Point;
 use tierpack_tests::data::Random;
 use tierpack_tests::device::{ACCESSES, MODES, Needs, Trace, in_child, in_child_that, put_with};
+use tierpack_tests::{Daemon, eventually};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 
@@ -215,4 +218,46 @@ fn several_tensors_take_one_launch() {
     let other = open();
     let refused = other.gather_many(&[(&tables[0].0, &gpu.ids(&[1_u64]).expect("one"))]);
     assert!(matches!(refused, Err(Error::Gpu(GpuError::OtherDevice { .. }))));
+}
+
+#[test]
+fn tensors_that_one_transaction_replaces_are_read_together() {
+    if !in_child("tensors_that_one_transaction_replaces_are_read_together", ACCESSES) {
+        return;
+    }
+    let daemon = Daemon::with_faults(PROGRAM, &["--pool-size", "64MiB", "--lock", "off"]);
+    let (client, gpu) = (daemon.client(), open());
+    let put_both = |value: u8| {
+        let put = client.put_many(["a", "b"], true).expect("free claims");
+        ["a", "b"]
+            .iter()
+            .for_each(|name| drop(put.put(name, Dtype::U8, &[8, 64], &[value; 512]).expect("room")));
+        put.commit().expect("it is whole");
+    };
+    put_both(0);
+    let old = client.open("a").expect("it is there");
+    old.get().expect("it is there");
+    let ids = gpu.ids(&[3_u64, 0]).expect("few ids");
+    daemon.arm(Point::PutPublished, "pause");
+    std::thread::scope(|scope| {
+        scope.spawn(|| put_both(1));
+        // It is visible, and what it replaces is not gone yet.
+        let fresh = eventually("the new tensors", || {
+            let fresh = client.open("b").expect("it is there");
+            (fresh.get().expect("it is there").as_bytes()[0] == 1).then_some(fresh)
+        });
+        let device =
+            [&old, &fresh].map(|handle| handle.on_device(&gpu, CacheConfig::new(0)).expect("it fits"));
+        let (gpu, ids, old) = (&gpu, &ids, &old);
+        let read = scope.spawn(move || {
+            let both = gpu.get_many_to_device(&[old, &fresh]).expect("they are there");
+            let rows = gpu.gather_many(&[(&device[0], ids), (&device[1], ids)]).expect("they are there");
+            let first = |tensor: DeviceTensor| tensor.to_host().expect("rows that are there")[0];
+            both.into_iter().chain(rows).map(first).collect::<Vec<_>>()
+        });
+        // Long enough for calls that do not wait.
+        std::thread::sleep(Duration::from_millis(100));
+        daemon.arm(Point::PutPublished, "off");
+        assert_eq!(read.join().expect("a reader"), [1; 4]);
+    });
 }
