@@ -19,8 +19,12 @@ pub(crate) fn while_busy<T>(deadline: &Deadline, mut ask: impl FnMut() -> Result
     let (mut pause, longest) = BUSY_PAUSES;
     loop {
         match ask() {
-            Err(Error::Busy { .. }) if !deadline.left().is_zero() => {
+            Err(busy @ Error::Busy { .. }) => {
                 std::thread::sleep(jittered(pause).min(deadline.left()));
+                if deadline.left().is_zero() {
+                    // It says what was waited for.
+                    return Err(busy);
+                }
                 pause = (pause * 2).min(longest);
             }
             answer => return answer,

@@ -32,23 +32,12 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::types::{BlockWord, SlotIdx, index};
 
 pub use link::Link;
-pub use look::{Generation, Look};
+pub use look::{Generation, Look, SlotRef};
 pub use observers::{AttachmentId, SegmentObserver};
 
 use claims::Claims;
 use observers::Observers;
 use segments::SegmentTable;
-
-/// Where a handle's tensor is: what the daemon answers to `open`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct SlotRef {
-    /// Address of the slot in units of the directory.
-    pub address: u64,
-    /// Its index.
-    pub idx: SlotIdx,
-    /// The epoch in which it was published.
-    pub publication: u64,
-}
 
 /// Why no guard was given, or why it could not read on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,6 +37,9 @@ fn busy_daemon(peer: &Peer) -> HashMap<String, u32> {
                 continue;
             }
             Request::Open { .. } => Reply::Opened { namespace, entry, row_elems: None, slot },
+            Request::OpenMany { .. } => {
+                Reply::OpenedMany { namespace, names: 0, tensors: Vec::new(), more: false }
+            }
             Request::FileMetadata { .. } => Reply::FileMetadata(None),
             Request::PutBegin(_) => Reply::Transfer { transfer: 5 },
             Request::PutCommit { .. } => Reply::Committed(entry),
@@ -66,6 +69,7 @@ fn every_verb_asks_a_busy_daemon_again() {
     client.put("t", Dtype::U8, &[4, 2], &[0; 8]).unwrap();
     assert_eq!(client.verify("t", |_, _| ()).unwrap(), 8);
     assert_eq!(client.list().unwrap(), []);
+    assert_eq!(client.snapshot_all().unwrap().tensors().len(), 0);
     client.remove("t").unwrap();
     client.drift("t").unwrap();
     client.refit("t", RefitMode::Force, |_, _| ()).unwrap();
@@ -76,12 +80,27 @@ fn every_verb_asks_a_busy_daemon_again() {
     drop((handle, client));
     daemon.join().unwrap();
     let asked: HashMap<String, u32> = receiver.recv().unwrap();
-    let kinds = "Attach Open Update Fold FileMetadata PutBegin PutChunk PutCommit Verify List Remove Refit \
+    let kinds = "Attach Open OpenMany Update Fold FileMetadata PutBegin PutChunk PutCommit Verify List Remove Refit \
         NamespaceCreate NamespaceChange NamespaceRemove NamespaceList";
     for kind in kinds.split_whitespace() {
         let times = if kind == "Refit" { 4 } else { 3 };
         assert_eq!(asked.get(kind), Some(&times), "{kind}: {asked:?}");
     }
+}
+
+#[test]
+fn who_waits_in_vain_learns_what_for() {
+    let (_dir, path, daemon) = serve(|peer| {
+        peer.welcome();
+        while let Some((id, _)) = peer.asked_or_closed() {
+            peer.reply(id, Err(Refusal::new(ErrorCode::Busy, "others are first")));
+        }
+    });
+    let client = Client::builder().socket(&path).deadline(Duration::from_millis(50)).connect().unwrap();
+    let error = client.open("t").unwrap_err();
+    assert!(matches!(&error, Error::Busy { text, .. } if text == "others are first"), "{error:?}");
+    drop(client);
+    daemon.join().unwrap();
 }
 
 #[test]

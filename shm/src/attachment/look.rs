@@ -1,9 +1,20 @@
 //! What a slot says about its tensor.
 
-use super::{Attachment, NoGuard, SlotRef};
+use super::{Attachment, NoGuard};
 use crate::layout::{generation, slot, table};
 use crate::sync::{AtomicU64, Ordering};
-use crate::types::{UNIT_BYTES, index};
+use crate::types::{SlotIdx, UNIT_BYTES, index};
+
+/// Where a handle's tensor is: what the daemon answers to `open`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SlotRef {
+    /// Address of the slot in units of the directory.
+    pub address: u64,
+    /// Its index.
+    pub idx: SlotIdx,
+    /// The epoch in which it was published.
+    pub publication: u64,
+}
 
 /// A look at what one slot says about its tensor, under a guard that covers it.
 #[derive(Clone, Copy, Debug)]
