@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use tierpack_client::{Client, CodecChoice, CodecId, Dtype, Error, PutOptions, RefitMode};
+use tierpack_client::{Client, CodecChoice, CodecId, Dtype, Error, PutOptions, RefitMode, RefitState};
 use tierpack_shm::faults::Point;
 use tierpack_tests::data::{Random, Words};
 use tierpack_tests::leaks::Baseline;
@@ -368,4 +368,25 @@ fn what_was_updated_is_read_by_others_a_thousand_times() {
         readers.into_iter().for_each(|reader| reader.join().expect("a reader saw an old row"));
     });
     check_rest(&daemon, &client, "t");
+}
+
+#[test]
+fn a_tensor_that_is_removed_while_its_block_is_stored_anew_leaves_nothing() {
+    let daemon = Daemon::with_faults(PROGRAM, &SERVE);
+    let client = daemon.client();
+    put(&client, "t", (1, 1));
+    daemon.arm(Point::RewriteEncoded, "pause");
+    thread::scope(|scope| {
+        scope.spawn(|| client.refit("t", RefitMode::Force, |_, _| ()).expect_err("the tensor is gone"));
+        eventually("a refit that runs", || {
+            (client.drift("t").expect("it is there").state == RefitState::Running).then_some(())
+        });
+        // It has begun; long enough to encode its first block.
+        thread::sleep(Duration::from_millis(100));
+        client.remove("t").expect("it is there");
+        daemon.arm(Point::RewriteEncoded, "off");
+    });
+    eventually("the return of all that the tensor had", || {
+        (daemon.stats().pool.used_bytes == 0).then_some(())
+    });
 }

@@ -84,9 +84,12 @@ impl Store {
                 self.store_encoded(namespace, (block_idx, copied.word), (form, told), exempt, work)?;
             reach(Point::RewriteEncoded);
             let _writing = patient.is_none().then(|| target.writing.lock());
-            if !namespace.has_generation(&target.key, form)? {
+            let lives = namespace.has_generation(&target.key, form);
+            if lives != Ok(true) {
+                // Or the tensor is gone.
                 namespace.free([change.into_extent()]);
                 self.note_freed();
+                lives?;
                 continue;
             }
             let (_, missed) = namespace.store_blocks(&target.key, vec![change], Intent::Rewrite)?;

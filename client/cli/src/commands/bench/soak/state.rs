@@ -112,7 +112,12 @@ pub(super) fn left(daemon: &Daemon, client: Client, base: &Base, events: &Events
     let end = Instant::now() + PATIENCE;
     loop {
         let left = left_now(daemon, base)?;
-        if left.is_nothing() || Instant::now() > end {
+        if left.is_nothing() {
+            return Ok(left);
+        }
+        if Instant::now() > end {
+            let document = serde_json::to_string(&stats(daemon)?)?;
+            crate::output::warning(&format!("{PATIENCE:?} after the end, the stats are {document}"));
             return Ok(left);
         }
         events.tick()?;
