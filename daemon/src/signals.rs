@@ -6,6 +6,7 @@
 //!
 //! SIGHUP is left out when it was ignored at start, which is how `nohup` asks to outlive its terminal: a
 //! blocked signal would be read here even though it is ignored.
+//! SIGXFSZ is blocked and not read: a write past the limit on file sizes fails, as one to a full disk does.
 //! SIGPIPE needs nothing: Rust ignores it before `main`, and sends on sockets pass `MSG_NOSIGNAL`.
 
 use std::fs;
@@ -42,6 +43,7 @@ impl Signals {
             set.add(Signal::SIGHUP);
         }
         set.thread_block().map_err(failed("block"))?;
+        SigSet::from(Signal::SIGXFSZ).thread_block().map_err(failed("block"))?;
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
             .map_err(failed("open a descriptor for"))?;
         Ok(Signals { fd })

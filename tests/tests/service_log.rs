@@ -125,6 +125,19 @@ fn a_closed_or_full_standard_error_stops_nobody() {
 }
 
 #[test]
+fn a_log_file_at_the_limit_on_file_sizes_stops_nobody() {
+    // Segments are files too, so that the limit is far above theirs and the log starts just below it.
+    const LIMIT: u64 = 128 << 20;
+    let log = tempfile::NamedTempFile::new().expect("a file");
+    log.as_file().set_len(LIMIT - 1000).expect("a file of holes");
+    let stderr = File::options().append(true).open(log.path()).expect("a file");
+    let script = format!("ulimit -f {}; exec \"$@\" --log debug", LIMIT / 512);
+    let stats = Serving::start(&script, stderr.into()).check();
+    assert!(stats.log.dropped > 0, "{stats:?}");
+    assert_eq!(log.as_file().metadata().expect("a file").len(), LIMIT);
+}
+
+#[test]
 fn what_peers_cause_is_a_few_lines_and_a_count() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let lines = std::thread::spawn(move || -> Vec<_> {

@@ -28,6 +28,7 @@ pub(crate) fn read(source: &SourceFile, name: String, asked: Option<Dtype>) -> R
 fn parse(source: &SourceFile, name: String, asked: Option<Dtype>) -> Result<FileTensor> {
     let (mut front, starts) = front(source)?;
     simplify(&mut front[starts.text..]);
+    name_order(&mut front, starts.text)?;
     check_text(&front[starts.text..])?;
     let header = NpyHeader::from_reader(front.as_slice()).context("the header is malformed")?;
     let dtype = dtype(&header.dtype(), asked)?;
@@ -83,6 +84,41 @@ fn simplify(text: &mut [u8]) {
             text[at] = b' ';
         }
     }
+}
+
+/// Names the byte order where the dtype leaves it out or calls it native, as `NumPy` reads it: this machine's is little.
+fn name_order(front: &mut Vec<u8>, text: usize) -> Result<()> {
+    let key = b"descr";
+    let Some(found) = front[text..].windows(key.len()).position(|window| window == key) else {
+        return Ok(());
+    };
+    // The quote behind the key, a colon, and the quote before the value.
+    let Some(rest) = front.get(text + found + key.len() + 1..) else { return Ok(()) };
+    let skipped = rest.iter().take_while(|byte| b": ".contains(byte)).count();
+    let at = front.len() - rest.len() + skipped + 1;
+    let Some(value) = front.get(at..).filter(|_| b"'\"".contains(&front[at - 1])) else { return Ok(()) };
+    let is_native = value.first() == Some(&b'=');
+    let [kind, digit, after, ..] = value[usize::from(is_native)..] else { return Ok(()) };
+    if !kind.is_ascii_alphabetic() || !digit.is_ascii_digit() {
+        return Ok(());
+    }
+    let is_bytes = kind == b'V' || digit == b'1' && !after.is_ascii_digit();
+    let order = if is_bytes { b'|' } else { b'<' };
+    if is_native {
+        front[at] = order;
+        return Ok(());
+    }
+    front.insert(at, order);
+    // The length of the text, of two bytes or four.
+    if front[6] == 1 {
+        let len =
+            u16::try_from(front.len() - text).context("the header is as long as one of version 1 can be")?;
+        front[8..10].copy_from_slice(&len.to_le_bytes());
+    } else {
+        let len = u32::try_from(front.len() - text)?;
+        front[8..12].copy_from_slice(&len.to_le_bytes());
+    }
+    Ok(())
 }
 
 /// Refuses text that a plain array's header never has, and what would overflow or overwork `npyz`.

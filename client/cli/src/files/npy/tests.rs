@@ -105,6 +105,37 @@ fn refuses_arrays_that_are_not_plain() {
 }
 
 #[test]
+fn reads_dtypes_without_a_byte_order_as_numpy_does() {
+    for (descr, dtype) in [
+        ("f4", Dtype::F32),
+        ("=f8", Dtype::F64),
+        ("i8", Dtype::I64),
+        ("u1", Dtype::U8),
+        ("=b1", Dtype::Bool),
+        ("c8", Dtype::C64),
+    ] {
+        for text in [
+            format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': (3,), }}   \n"),
+            format!("{{\"shape\":(3,),\"fortran_order\":False,\"descr\":\"{descr}\"}}"),
+        ] {
+            for version in [1, 2] {
+                let len = usize::try_from(raw_len(dtype, &[3]).unwrap()).unwrap();
+                let mut bytes = file(&text, len);
+                bytes[6] = version;
+                if version > 1 {
+                    bytes.splice(10..10, [0, 0]);
+                }
+                let tensor = read_bytes(&bytes).map_err(|error| format!("{text}: {error:#}")).unwrap();
+                assert_eq!((tensor.dtype, tensor.range.end), (dtype, bytes.len() as u64), "{text}");
+            }
+        }
+    }
+    let bytes = file(&header("'V2'", "False", "(3,)"), 6);
+    assert_eq!(read_bytes_as(&bytes, Some(Dtype::Bf16)).unwrap().dtype, Dtype::Bf16);
+    assert!(refusal(&file(&header("'x4'", "False", "(3,)"), 12)).contains("header is malformed"));
+}
+
+#[test]
 fn reads_headers_as_numpy_writes_and_reads_them() {
     let texts = [
         // Keys in another order, double quotes, no padding, no comma at the end, Python 2's long integers.
