@@ -1,23 +1,29 @@
-//! One connection to a daemon: the greeting, requests with deadlines, and what the session thread shares.
+//! One connection to a daemon: the greeting, requests with deadlines, and what callers and the session thread share.
 //!
-//! Callers send; the session thread alone receives (`session/thread.rs`).
-//! A caller enters a waiter under the id of its request before it sends, and the thread hands it the reply.
-//! When the connection ends, for whatever reason, the thread sets the flag that every guard checks, and drops all
-//! waiters.
+//! A caller that waits for a reply receives itself, and handles whatever comes; only while nobody waits does the
+//! session thread (`session/role.rs`).
+//! A caller enters a waiter under the id of its request before it sends, where whoever receives leaves the reply.
+//! When the connection ends, for whatever reason, who receives sets the flag that every guard checks, and wakes all who
+//! wait.
 //!
 //! The socket stays open until the last `Session` is dropped, even after the thread has ended: the daemon counts the
 //! leases of this client until it sees the hang-up, and somebody may still read under one.
 //!
-//! Locks: `Inner::state`, held for map operations, never while sending, receiving or mapping; and `Inner::outbox`, held
-//! while one message is sent to a socket that does not block. Neither is taken while the other is held.
+//! Locks, in this order: `Inner::table`, held while one message is handled or some pages are prefaulted; then one of
+//! `Inner::state`, held for map operations, never while sending, receiving or mapping, and `Inner::outbox`, held while
+//! one message is sent to a socket that does not block. Neither of these is taken while the other is held.
 
 mod end;
 mod greeting;
 mod leaving;
 mod outbox;
+mod pending;
+mod role;
 mod room;
+mod table;
 mod thread;
 
+pub(crate) use pending::{Answer, Pending};
 pub(crate) use thread::block_signals;
 
 use std::collections::HashMap;
@@ -29,24 +35,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use nix::poll::PollFlags;
 use nix::sys::socket::{Shutdown, shutdown};
 use parking_lot::{Condvar, Mutex};
 use tierpack_shm::attachment::{Attachment, Link};
 use tierpack_shm::error::Error as ShmError;
 use tierpack_shm::fork::{ForkCookie, Unshared};
-use tierpack_shm::message::{ClientMessage, Refusal, Reply, Request, encode};
+use tierpack_shm::message::{ClientMessage, Reply, Request, encode};
 use tierpack_shm::segment::SegmentKind;
 
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::protocol::{ProtocolFault, Subject, refused};
+use crate::protocol::{ProtocolFault, Subject};
 use crate::repeat::while_busy;
 use crate::wire;
 
 use end::{End, is_of_the_system, socket_closed};
 use outbox::Outbox;
+use pending::Waiter;
+use role::Role;
 use room::{Apart, Key};
+use table::Table;
 
 /// The deadline of a request that nobody waits for.
 const UNASKED_LIMIT: Duration = Duration::from_secs(30);
@@ -68,14 +77,19 @@ struct Inner {
     /// Device and number of the socket's file: its descriptor's number may come to mean another.
     identity: (u64, u64),
     next_id: AtomicU64,
+    table: Mutex<Table>,
     outbox: Mutex<Outbox>,
     state: Mutex<State>,
-    /// Signaled when a namespace is attached, a segment is mapped, or the session ends.
+    /// Signaled when a namespace is attached or left, a segment is mapped, the thread has something to do, the role that
+    /// is awaited is free, or the session ends.
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    role: Role,
+    /// The session thread has something to do that it may not have seen.
+    has_chores: bool,
     waiters: HashMap<u64, Waiter>,
     /// By name; `None` while the daemon is being asked.
     attachments: HashMap<Arc<str>, Option<Arc<Attachment>>>,
@@ -84,35 +98,6 @@ struct State {
     /// Announced, and not mapped.
     apart: HashMap<Key, Apart>,
     end: Option<End>,
-}
-
-#[derive(Debug)]
-struct Waiter {
-    sender: Sender<core::result::Result<Answer, Refusal>>,
-    /// The namespace that the request attaches.
-    attaching: Option<Arc<str>>,
-    /// The namespace that the request removes.
-    removing: Option<Arc<str>>,
-}
-
-/// What came for a request.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    Reply(Reply, Vec<OwnedFd>),
-    Attached(Arc<Attachment>),
-    /// The reply came, and the system refused this process what it brought.
-    Failed(ShmError),
-}
-
-/// A request that was sent.
-#[derive(Debug)]
-pub(crate) struct Pending {
-    inner: Arc<Inner>,
-    id: u64,
-    receiver: Receiver<core::result::Result<Answer, Refusal>>,
-    deadline: Deadline,
-    is_attach: bool,
-    is_answered: bool,
 }
 
 impl Session {
@@ -127,24 +112,11 @@ impl Session {
         deadline: &Deadline,
         idle_limit: Duration,
     ) -> Result<Self> {
-        let (fd, instance) = greeting::greet(path, deadline)?;
-        let system = |operation| move |source| Error::System { operation, source };
-        let identity = wire::identity(&fd).map_err(system("look at the session's socket"))?;
-        let inner = Arc::new(Inner {
-            socket: Unshared::new(fd).map_err(system("register the session's socket"))?,
-            cookie,
-            instance,
-            link: Arc::default(),
-            identity,
-            next_id: AtomicU64::new(1),
-            outbox: Mutex::default(),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
+        let inner = Arc::new(Inner::connect(path, cookie, deadline, idle_limit)?);
         let shared = Arc::clone(&inner);
         let thread = std::thread::Builder::new()
             .name("tierpack-session".to_owned())
-            .spawn(move || thread::run(&shared, idle_limit))
+            .spawn(move || thread::run(&shared))
             .map_err(|source| Error::Thread { source })?;
         Ok(Self { inner, thread: Some(ManuallyDrop::new(thread)) })
     }
@@ -201,24 +173,16 @@ impl Session {
         // Relaxed: an id only has to be unique.
         let id = inner.next_id.fetch_add(1, Ordering::Relaxed);
         let message = ClientMessage::Request { id, deadline_ms: deadline.left_ms(), request };
-        let (sender, receiver) = bounded(1);
         let is_attach = attaching.is_some();
         {
             let mut state = inner.state.lock();
             if let Some(end) = &state.end {
                 return Err(end.error(subject.operation));
             }
-            state.waiters.insert(id, Waiter { sender, attaching, removing });
+            state.waiters.insert(id, Waiter::new(attaching, removing));
         }
         // From here on dropping `pending` takes the waiter away.
-        let pending = Pending {
-            inner: Arc::clone(inner),
-            id,
-            receiver,
-            deadline: *deadline,
-            is_attach,
-            is_answered: false,
-        };
+        let pending = Pending::new(inner, id, deadline, is_attach);
         let system = |source| Error::System { operation: subject.operation, source };
         let sent = encode(&message).and_then(|bytes| inner.send(&bytes, descriptor.as_slice(), deadline));
         sent.map_err(|source| {
@@ -261,7 +225,10 @@ impl Session {
                 Some(Some(attachment)) if attachment.id().namespace == number => {
                     return Ok(Arc::clone(attachment));
                 }
-                Some(Some(_)) => state.leave_name(subject.namespace),
+                Some(Some(_)) => {
+                    state.leave_name(subject.namespace);
+                    self.inner.changed.notify_all();
+                }
                 // Being asked for, or still detached from: until no guard of it lives.
                 Some(None) => {}
                 None if state.end.is_none() && state.is_leaving(number) => {}
@@ -285,7 +252,7 @@ impl Session {
         }
     }
 
-    /// Waits until the session thread has mapped a segment; returns as well when the session ends, or leaves the
+    /// Waits until a segment is mapped, and receives meanwhile; returns as well when the session ends, or leaves the
     /// namespace.
     ///
     /// The caller holds no guard: the daemon may be waiting for it.
@@ -297,17 +264,21 @@ impl Session {
     ) -> Result<()> {
         let number = attachment.id().namespace;
         let key = (number, kind, u32::try_from(segment_idx).unwrap_or(u32::MAX));
-        let mut state = self.inner.state.lock();
-        while state.end.is_none() && !attachment.is_closed() && !attachment.is_mapped(kind, segment_idx) {
-            let tried = state.map_apart(&self.inner, attachment, key);
-            if tried.map_err(|source| Error::System { operation: "map new memory of the pool", source })? {
-                continue;
+        let look = |state: &mut State| {
+            loop {
+                if state.end.is_some() || attachment.is_closed() || attachment.is_mapped(kind, segment_idx) {
+                    return Some(Ok(()));
+                }
+                match state.map_apart(&self.inner, attachment, key) {
+                    Ok(true) => {}
+                    Ok(false) => return None,
+                    Err(source) => return Some(Err(source)),
+                }
             }
-            if self.inner.changed.wait_until(&mut state, deadline.at()).timed_out() {
-                return Err(deadline.passed("wait for the daemon to send a segment"));
-            }
-        }
-        Ok(())
+        };
+        let found = self.inner.wait_for(None, deadline, look);
+        let found = found.ok_or_else(|| deadline.passed("wait for the daemon to send a segment"))?;
+        found.map_err(|source| Error::System { operation: "map new memory of the pool", source })
     }
 
     /// The error for a session that has ended.
@@ -332,8 +303,9 @@ impl Drop for Session {
         }
         // Every lease was a guard of somebody who kept this session.
         self.inner.outbox.lock().close(&self.inner.socket);
-        // The socket may be shut down already.
+        // The socket may be shut down already. The thread watches it, or waits for something to change.
         let _ = shutdown(self.inner.socket.as_fd().as_raw_fd(), Shutdown::Both);
+        self.inner.end(End::HungUp);
         let thread = self.thread.take().map(ManuallyDrop::into_inner);
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             // A panic of the thread has ended the session already, and was printed.
@@ -343,21 +315,53 @@ impl Drop for Session {
 }
 
 impl Inner {
-    /// Takes a waiter away whose reply nobody waits for; says whether it was still there.
-    fn forget(&self, id: u64) -> bool {
-        self.state.lock().waiters.remove(&id).is_some()
+    fn connect(path: &Path, cookie: ForkCookie, deadline: &Deadline, idle_limit: Duration) -> Result<Self> {
+        let (fd, instance) = greeting::greet(path, deadline)?;
+        let system = |operation| move |source| Error::System { operation, source };
+        let identity = wire::identity(&fd).map_err(system("look at the session's socket"))?;
+        Ok(Self {
+            socket: Unshared::new(fd).map_err(system("register the session's socket"))?,
+            cookie,
+            instance,
+            link: Arc::default(),
+            identity,
+            next_id: AtomicU64::new(1),
+            table: Mutex::new(Table::new(idle_limit)),
+            outbox: Mutex::default(),
+            state: Mutex::new(State::new()),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Takes a waiter away whose request was not sent.
+    fn forget(&self, id: u64) {
+        self.state.lock().waiters.remove(&id);
     }
 
     /// Takes back a put that the daemon began after its caller had given up: nobody else knows its id.
     fn abort_put(&self, transfer: u64) {
         // Relaxed: an id only has to be unique. Nobody waits for the reply.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.outbox.lock().put_abort(id, transfer);
+        self.flush_soon();
+    }
+
+    /// Sends what waits in the outbox as far as there is room; the thread sends the rest, unless a caller does.
+    fn flush_soon(&self) {
+        if self.flush().contains(PollFlags::POLLOUT) {
+            self.state.lock().has_chores = true;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Sends what waits in the outbox as far as there is room; returns what to wait for.
+    fn flush(&self) -> PollFlags {
         let mut outbox = self.outbox.lock();
-        outbox.put_abort(id, transfer);
-        // What is left goes with the next message, or is sent by the thread: a socket that is full holds requests, whose
-        // replies wake it. The daemon ends a put that idles, and every put of a session that hangs up.
-        if let Err(error) = outbox.flush(&self.socket) {
-            tracing::debug!(transfer, error = %error, "the abort of a put that nobody waits for has to wait");
+        match outbox.flush(&self.socket) {
+            Err(ShmError::WouldBlock) if outbox.is_full() => PollFlags::POLLOUT,
+            Err(ShmError::WouldBlock) => PollFlags::POLLIN | PollFlags::POLLOUT,
+            // The end of a connection is seen where it is read, after the last replies.
+            Ok(()) | Err(_) => PollFlags::POLLIN,
         }
     }
 
@@ -392,6 +396,12 @@ impl Inner {
         self.changed.notify_all();
     }
 
+    /// Ends the session, and unmaps what no guard reads. The caller does not hold the table.
+    fn finish(&self, end: End) {
+        self.end(end);
+        self.table.lock().clear();
+    }
+
     /// Ends the session: no guard is given any more, and nobody waits any more.
     fn end(&self, end: End) {
         match end {
@@ -399,13 +409,19 @@ impl Inner {
             End::HungUp | End::Fault(_) | End::System(_) => self.link.end(),
         }
         let mut state = self.state.lock();
-        state.end.get_or_insert(end);
-        let waiters = std::mem::take(&mut state.waiters);
+        if state.end.is_none() {
+            tracing::debug!(instance = self.instance, end = ?end, "session ended");
+            state.end = Some(end);
+        }
+        // Replies that have come may still be taken.
+        let lost: Vec<_> = state.waiters.extract_if(|_, waiter| waiter.answer.is_none()).collect();
         state.attachments.clear();
         state.leaving.clear();
         state.apart.clear();
         drop(state);
-        drop(waiters);
+        for signal in lost.iter().filter_map(|(_, waiter)| waiter.blocked.as_ref()) {
+            signal.notify_one();
+        }
         self.changed.notify_all();
     }
 
@@ -415,40 +431,16 @@ impl Inner {
     }
 }
 
-impl Answer {
-    /// The reply to a request that attaches nothing.
-    pub(crate) fn reply(self, subject: &Subject<'_>) -> Result<Reply> {
-        match self {
-            Self::Reply(reply, _) => Ok(reply),
-            Self::Attached(_) | Self::Failed(_) => Err(subject.fault(ProtocolFault::Reply)),
-        }
-    }
-}
-
-impl Pending {
-    /// Waits for the reply; a refusal becomes its error.
-    pub(crate) fn wait(mut self, subject: &Subject<'_>) -> Result<Answer> {
-        let received = self.receiver.recv_deadline(self.deadline.at());
-        self.is_answered = received.is_ok();
-        match received {
-            Ok(Ok(Answer::Failed(source))) => Err(Error::System { operation: subject.operation, source }),
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(refusal)) => Err(refused(refusal, subject, self.deadline.seconds())),
-            Err(RecvTimeoutError::Timeout) => Err(self.deadline.passed(subject.operation)),
-            Err(RecvTimeoutError::Disconnected) => Err(self.inner.lost(subject.operation)),
-        }
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        // An attach goes on without us: its reply brings a page and segments that somebody will want.
-        if self.is_attach || self.is_answered || self.inner.forget(self.id) {
-            return;
-        }
-        // The thread has taken the waiter, and hands over a reply in this moment or drops the waiter.
-        if let Ok(Ok(Answer::Reply(Reply::Transfer { transfer }, _))) = self.receiver.recv() {
-            self.inner.abort_put(transfer);
+impl State {
+    fn new() -> Self {
+        Self {
+            role: Role::new(),
+            has_chores: false,
+            waiters: HashMap::new(),
+            attachments: HashMap::new(),
+            leaving: Vec::new(),
+            apart: HashMap::new(),
+            end: None,
         }
     }
 }

@@ -68,6 +68,11 @@ pub(crate) fn wait(
     }
 }
 
+/// Whether there is something to receive, be it the end of the connection or an error.
+pub(crate) fn has_incoming(ready: PollFlags) -> bool {
+    !ready.difference(PollFlags::POLLOUT).is_empty()
+}
+
 /// Rounded up: the last millisecond is waited for, not spun through.
 fn timeout(left: Duration) -> PollTimeout {
     let millis = left.as_nanos().div_ceil(1_000_000);

@@ -29,13 +29,14 @@ impl State {
         }
     }
 
-    /// Allows no guard of a namespace any more; the thread unmaps it and detaches from it.
+    /// Allows no guard of a namespace any more; the thread unmaps it and detaches from it, once `changed` is signaled.
     pub(super) fn leave(&mut self, attachment: &Arc<Attachment>) {
         attachment.close();
         let is_it = |other: &Arc<Attachment>| Arc::ptr_eq(attachment, other);
         self.attachments.retain(|_, other| !other.as_ref().is_some_and(is_it));
         if !self.leaving.iter().any(is_it) {
             self.leaving.push(Arc::clone(attachment));
+            self.has_chores = true;
         }
     }
 
@@ -81,7 +82,7 @@ impl Departures {
         let mut state = inner.state.lock();
         self.idle.retain(|number, _| attachments.contains_key(number));
         for (&number, attachment) in attachments {
-            // The thread's and the one by name, which nobody can clone meanwhile.
+            // The table's and the one by name, which nobody can clone meanwhile.
             let is_idle = Arc::strong_count(attachment) <= 2 && !state.is_leaving(number);
             let looks = self.idle.entry(number).or_insert(0);
             *looks = if is_idle { *looks + 1 } else { 0 };

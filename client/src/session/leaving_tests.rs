@@ -7,7 +7,7 @@ use std::time::Duration;
 use tierpack_shm::attachment::{NoGuard, SlotRef};
 use tierpack_shm::directory::Directory;
 use tierpack_shm::layout::SEGMENT_SPAN_BYTES;
-use tierpack_shm::message::{DaemonMessage, ErrorCode};
+use tierpack_shm::message::{DaemonMessage, ErrorCode, Refusal};
 use tierpack_shm::page::NamespaceId;
 use tierpack_shm::segment::Segment;
 use tierpack_shm::types::{CodecId, Dtype};

@@ -48,6 +48,7 @@ impl State {
             Some(Apart::Cut) => {
                 check_descriptors_left(inner)?;
                 self.leave(attachment);
+                inner.changed.notify_all();
             }
         }
         Ok(true)

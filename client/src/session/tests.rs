@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tierpack_shm::layout::LAYOUT_VERSION;
-use tierpack_shm::message::{DaemonMessage, ErrorCode, Hello, HelloReply, PROTOCOL_VERSION};
+use tierpack_shm::message::{DaemonMessage, ErrorCode, Hello, HelloReply, PROTOCOL_VERSION, Refusal};
 use tierpack_shm::segment::Segment;
 use tierpack_shm::socket::send;
 
