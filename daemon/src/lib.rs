@@ -31,6 +31,7 @@ mod command;
 mod embedded;
 mod health;
 mod log;
+mod priority;
 mod stats;
 mod stats_socket;
 mod store;

@@ -17,6 +17,7 @@ use super::events::{Event, Events};
 use super::queue::{Class, Queue, Takes};
 use super::shares::Load;
 use crate::error::{Error, Result, chain};
+use crate::priority;
 use crate::store::access::{Caller, Right};
 use crate::store::transfer::{ChunkData, Transfers};
 use crate::store::{Outcome, Store};
@@ -117,7 +118,13 @@ impl Workers {
             };
             let name = if takes == Takes::LookUps { "look-ups" } else { "worker" };
             queue.count_worker(true);
-            let started = thread::Builder::new().name(name.to_owned()).spawn(move || context.run(takes));
+            let run = move || {
+                if takes == Takes::Everything {
+                    priority::lower();
+                }
+                context.run(takes);
+            };
+            let started = thread::Builder::new().name(name.to_owned()).spawn(run);
             started.map_err(|source| Error::Thread { name, source })
         };
         let takes = std::iter::repeat_n(Takes::Everything, n).chain([Takes::LookUps]);

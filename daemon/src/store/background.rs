@@ -25,6 +25,7 @@ use super::update::{Longer, Workspace};
 use super::{Outcome, Store};
 use crate::config::{Config, RefitMode};
 use crate::error::{Error, Result};
+use crate::priority;
 use crate::server::events::{Event, Events};
 use crate::shutdown::Shutdown;
 
@@ -115,6 +116,7 @@ impl BackgroundThread {
             debt: Duration::ZERO,
         };
         let run = move || {
+            priority::lower();
             if catch_unwind(AssertUnwindSafe(|| background.run())).is_err() {
                 events.send(Event::Panicked("the background thread panicked".to_owned()));
             }
