@@ -448,4 +448,6 @@ impl State {
 #[cfg(test)]
 mod leaving_tests;
 #[cfg(test)]
+mod role_tests;
+#[cfg(test)]
 mod tests;
