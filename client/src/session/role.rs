@@ -72,7 +72,7 @@ impl<'a> Turn<'a> {
         Some(Self { inner, is_over: false })
     }
 
-    /// Handles the next message if one comes before the deadline; says whether that has passed, or nothing more will come.
+    /// Handles the next message if one comes before the deadline; says whether there is nothing to wait for any more.
     fn receive(&self, deadline: &Deadline) -> bool {
         let inner = self.inner;
         match wire::wait(inner.socket.as_fd(), inner.flush(), Some(deadline.left())) {
