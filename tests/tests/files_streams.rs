@@ -11,6 +11,7 @@ use nix::unistd::{Pid, mkfifo};
 use tierpack_client::{Client, Dtype, Parts};
 use tierpack_tests::data::Source;
 use tierpack_tests::faults::is_stopped;
+use tierpack_tests::files;
 use tierpack_tests::{Daemon, eventually, raw, tools};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
@@ -92,6 +93,32 @@ fn a_tensor_larger_than_the_memory_goes_out_and_in() {
         }
         assert_eq!(read, len, "{name}");
     }
+}
+
+/// The numbers of the rows alone would fill half of the memory.
+#[test]
+fn row_numbers_are_read_as_they_are_needed() {
+    if !tools::can("limiting memory", &["prlimit", LIMIT, "true"]) {
+        return;
+    }
+    const ROWS: u32 = 4 << 20;
+    let daemon = Daemon::start(PROGRAM, &SERVE);
+    let client = daemon.client();
+    client.put_with("t", Dtype::U8, &[ROWS.into(), 4], &mut std::io::repeat(0), &raw()).expect("room");
+    let write = |name: &str, bytes: Vec<u8>| {
+        let path = daemon.dir().join(name);
+        std::fs::write(&path, bytes).expect("room");
+        path.to_str().expect("a path of the test").to_owned()
+    };
+    // The last row gets the first values.
+    let numbers = (0..ROWS).rev().flat_map(|row| u64::from(row).to_le_bytes()).collect::<Vec<_>>();
+    let values = (0..ROWS).flat_map(u32::to_le_bytes).collect::<Vec<_>>();
+    let numbers = write("rows.npy", files::npy("<u8", &[ROWS.into()], &numbers));
+    let values = write("values.npy", files::npy("|u1", &[ROWS.into(), 4], &values));
+    succeeds(&run_small(&daemon, &["update", "t", "--rows", &numbers, "--from", &values]));
+    let found = client.get("t").expect("it is there");
+    let expected = (0..ROWS).rev().flat_map(u32::to_le_bytes);
+    assert!(found.as_bytes().iter().copied().eq(expected));
 }
 
 /// The export stops within its second part, and the tensor is put again.

@@ -39,13 +39,18 @@ pub(crate) struct Args {
 }
 
 /// The rows to change.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Rows {
     /// All of so many.
     All(u64),
     /// These, in this order.
     Listed(Vec<i128>),
+    /// Those that a file lists: a few are in memory at a time.
+    File(SourceFile, FileTensor),
 }
+
+/// Row numbers that are looked at in one step.
+const STEP_ROWS: usize = 1 << 16;
 
 /// What was done, as JSON.
 #[derive(Debug, Serialize)]
@@ -177,38 +182,60 @@ impl Rows {
     fn from_file(path: &Path) -> Result<Self> {
         let source = SourceFile::open(path)?;
         let tensor = npy::read(&source, "rows".to_owned(), None)?;
-        let mut bytes = Vec::new();
-        let shown = || format!("read {}", path.display());
-        source.range(tensor.range.clone()).read_to_end(&mut bytes).with_context(shown)?;
-        let numbers = integers(tensor.dtype, &bytes).with_context(shown)?;
-        Ok(Self::Listed(numbers))
+        integers(tensor.dtype, &[]).with_context(|| format!("read {}", path.display()))?;
+        Ok(Self::File(source, tensor))
     }
 
     fn len(&self) -> u64 {
         match self {
             Self::All(n) => *n,
             Self::Listed(rows) => rows.len() as u64,
+            Self::File(_, tensor) => tensor.shape.iter().product(),
         }
     }
 
     /// Refuses a row that the tensor does not have, before anything is sent.
-    fn check(&self, n_rows: u64) -> Result<(), Error> {
-        let Self::Listed(rows) = self else { return Ok(()) };
-        match rows.iter().position(|row| !(0..i128::from(n_rows)).contains(row)) {
-            Some(position) => Err(Error::RowOutOfRange { position, row: rows[position], n_rows }),
-            None => Ok(()),
+    fn check(&self, n_rows: u64) -> Result<()> {
+        if matches!(self, Self::All(_)) {
+            return Ok(());
+        }
+        for first in (0..self.len()).step_by(STEP_ROWS) {
+            let rows = self.numbers(first..self.len().min(first + STEP_ROWS as u64))?;
+            if let Some(at) = rows.iter().position(|row| !(0..i128::from(n_rows)).contains(row)) {
+                let position = usize::try_from(first)? + at;
+                return Err(Error::RowOutOfRange { position, row: rows[at], n_rows }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// What stands at these positions.
+    fn numbers(&self, positions: Range<u64>) -> Result<Vec<i128>> {
+        match self {
+            Self::All(_) => Ok(positions.map(i128::from).collect()),
+            Self::Listed(rows) => {
+                Ok(rows[usize::try_from(positions.start)?..usize::try_from(positions.end)?].to_vec())
+            }
+            Self::File(source, tensor) => {
+                let start = tensor.range.start;
+                let width = u64::from(tensor.dtype.bits()) / 8;
+                let mut bytes = Vec::new();
+                let range = start + positions.start * width..start + positions.end * width;
+                source.range(range).read_to_end(&mut bytes).context("read the rows")?;
+                integers(tensor.dtype, &bytes)
+            }
         }
     }
 
     /// The rows at these positions, which have been checked.
     fn part(&self, positions: Range<u64>) -> Result<Vec<u64>> {
-        match self {
-            Self::All(_) => Ok(positions.collect()),
-            Self::Listed(rows) => {
-                let rows = &rows[usize::try_from(positions.start)?..usize::try_from(positions.end)?];
-                rows.iter().map(|row| Ok(u64::try_from(*row)?)).collect()
-            }
+        let mut rows = Vec::new();
+        for first in positions.clone().step_by(STEP_ROWS) {
+            let numbers = self.numbers(first..positions.end.min(first + STEP_ROWS as u64))?;
+            let numbers: Vec<u64> = numbers.into_iter().map(u64::try_from).collect::<Result<_, _>>()?;
+            rows.extend(numbers);
         }
+        Ok(rows)
     }
 }
 
@@ -250,9 +277,10 @@ mod tests {
     #[test]
     fn a_row_that_is_not_there_is_named_by_its_position() {
         let rows = Rows::Listed(vec![0, 9, 10, -1]);
-        let error = rows.check(10).unwrap_err();
+        let refused = |rows: &Rows| rows.check(10).unwrap_err().downcast::<Error>().unwrap();
+        let error = refused(&rows);
         assert!(matches!(error, Error::RowOutOfRange { position: 2, row: 10, n_rows: 10 }), "{error}");
-        let error = Rows::Listed(vec![3, -1]).check(10).unwrap_err();
+        let error = refused(&Rows::Listed(vec![3, -1]));
         assert!(matches!(error, Error::RowOutOfRange { position: 1, row: -1, .. }), "{error}");
         assert!(Rows::All(10).check(10).is_ok());
     }
