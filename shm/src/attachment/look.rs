@@ -40,10 +40,10 @@ impl<'a> Look<'a> {
         Ok(words[index(at / 8)].load(Ordering::Relaxed))
     }
 
-    /// As [`Guard::words`].
+    /// As [`Guard::words`](super::Guard::words).
     ///
     /// # Errors
-    /// As [`Guard::words`].
+    /// As [`Guard::words`](super::Guard::words).
     #[inline]
     pub fn words(&self) -> Result<&'a [AtomicU64], NoGuard> {
         let first = self.field(slot::TABLE_AT)?.saturating_add(table::WORDS_AT / UNIT_BYTES);
@@ -58,7 +58,7 @@ impl<'a> Look<'a> {
     /// The generation that a block word's index names.
     ///
     /// # Errors
-    /// As [`Guard::words`]; [`NoGuard::Corrupt`] for an index beyond the table.
+    /// As [`Guard::words`](super::Guard::words); [`NoGuard::Corrupt`] for an index beyond the table.
     pub fn generation(&self, generation_idx: u8) -> Result<Generation, NoGuard> {
         if u64::from(generation_idx) >= self.field(slot::N_GENERATIONS_AT)? {
             return Err(NoGuard::Corrupt);
