@@ -80,8 +80,8 @@ struct Inner {
     table: Mutex<Table>,
     outbox: Mutex<Outbox>,
     state: Mutex<State>,
-    /// Signaled when a namespace is attached or left, a segment is mapped, the thread has something to do, the role that
-    /// is awaited is free, or the session ends.
+    /// Signaled when a namespace is attached or left, a segment is mapped, the thread has something to do, the role
+    /// that is awaited is free, or the session ends.
     changed: Condvar,
 }
 

@@ -5,6 +5,10 @@
 use rustix::process::{getpriority_process, setpriority_process};
 
 /// What is added to the nice value of a thread that does bulk work.
+///
+/// Next to a session that floods `Verify`, on two processors, an open takes at the 99th percentile 7 ms with 0, 2 ms with 5
+/// and under 1 ms with 10 (bench `service`); the flood itself goes at the same rate. The price is paid where others keep
+/// all processors busy: bulk work then gets about a ninth of the share of a thread with the usual priority.
 const NICENESS: i32 = 10;
 /// The highest nice value that there is.
 const HIGHEST: i32 = 19;

@@ -3,7 +3,7 @@
 //! `cargo bench -p tierpack-tests --bench service [-- --tensors N --samples N]`
 //!
 //! One open and one echo alternate, so that both see the same machine: the ratio of the two is what others cost.
-//! An echo is two messages over a socket pair; an open is the same two, and the hand-over to the thread that asked.
+//! An echo is two messages over a socket pair; an open is the same two: the caller receives its reply itself.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
