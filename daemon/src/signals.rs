@@ -43,7 +43,7 @@ impl Signals {
             set.add(Signal::SIGHUP);
         }
         set.thread_block().map_err(failed("block"))?;
-        SigSet::from(Signal::SIGXFSZ).thread_block().map_err(failed("block"))?;
+        block_file_size_signal();
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
             .map_err(failed("open a descriptor for"))?;
         Ok(Signals { fd })
@@ -96,6 +96,15 @@ impl Signals {
     }
 }
 
+/// Has a write past the limit on file sizes fail, as one to a full disk does; its signal would end the program.
+///
+/// It is blocked, not ignored, which takes no unsafe code; threads that start later have it blocked as well.
+/// Only programs do this.
+pub fn block_file_size_signal() {
+    // Blocking a signal that exists does not fail.
+    let _ = SigSet::from(Signal::SIGXFSZ).thread_block().is_ok();
+}
+
 /// Whether the `SigIgn` mask of a `/proc/PID/status` text holds the signal.
 fn is_ignored(status: &str, signal: Signal) -> bool {
     let Some(mask) = status.lines().find_map(|line| line.strip_prefix("SigIgn:")) else { return false };
@@ -120,6 +129,12 @@ mod tests {
             signals.wait(&shutdown).unwrap();
             assert!(shutdown.is_triggered());
         }
+    }
+
+    #[test]
+    fn a_write_past_the_limit_on_file_sizes_is_no_end() {
+        let _signals = Signals::block().unwrap();
+        assert!(SigSet::thread_get_mask().unwrap().contains(Signal::SIGXFSZ));
     }
 
     #[test]

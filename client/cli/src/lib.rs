@@ -21,7 +21,6 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
-use nix::sys::signal::{SigSet, Signal};
 
 use commands::{bench, demo, get, ls, ns, put, refit, rm, serve, stats, update, verify};
 use output::Output;
@@ -100,7 +99,7 @@ impl Cli {
 
 /// The whole program: reads the process's arguments, runs one command, gives the exit code.
 pub fn main() -> ExitCode {
-    block_file_size_signal();
+    tierpack_daemon::signals::block_file_size_signal();
     let cli = Cli::parse().checked().unwrap_or_else(|error| error.exit());
     let mut out = Output::stdout();
     let end = run(cli, &mut out).and_then(|code| {
@@ -116,16 +115,6 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Has a write past the limit on file sizes fail, as one to a full disk does; its signal would end the program.
-///
-/// It is blocked, not ignored, which takes no unsafe code; threads that start later have it blocked as well.
-fn block_file_size_signal() {
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGXFSZ);
-    // Blocking a signal that exists does not fail.
-    let _ = signals.thread_block().is_ok();
 }
 
 fn run(cli: Cli, out: &mut Output) -> anyhow::Result<ExitCode> {
