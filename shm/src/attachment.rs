@@ -52,7 +52,7 @@ pub enum NoGuard {
     TooManyLeases,
     /// The slot holds another publication now.
     Replaced,
-    /// The session thread has not mapped this segment yet.
+    /// The session has not mapped this segment yet.
     NotMapped(SegmentKind, usize),
     /// The directory says something that cannot be: an address outside its segment.
     Corrupt,
@@ -165,7 +165,7 @@ impl Attachment {
         Ok(())
     }
 
-    /// Session thread: fills the page tables of `len` bytes of a mapped segment from `at` on; advisory.
+    /// The session, one thread at a time: fills the page tables of `len` bytes of a mapped segment from `at` on; advisory.
     ///
     /// Says whether the segment goes on behind them.
     /// Must not run while the same thread could be told to unmap the segment.
@@ -173,7 +173,7 @@ impl Attachment {
         self.table(kind).get(segment_idx).is_some_and(|segment| segment.prefault(at, len))
     }
 
-    /// Session thread: unmaps a segment that the daemon has retired; says whether it was mapped.
+    /// The session, one thread at a time: unmaps a segment that the daemon has retired; says whether it was mapped.
     pub fn unmap(&self, kind: SegmentKind, segment_idx: usize) -> bool {
         self.observers.tell(self.number, kind, segment_idx);
         // SAFETY: the daemon retires a segment only when no extent in it is in use, and an extent stays in use as
@@ -192,7 +192,7 @@ impl Attachment {
         self.is_closing.load(Ordering::SeqCst)
     }
 
-    /// Session thread: unmaps every segment of a closed attachment, unless a guard lives; says whether it has.
+    /// The session, one thread at a time: unmaps every segment of a closed attachment, unless a guard lives; says whether it has.
     pub fn unmap_all(&self) -> bool {
         // SeqCst: see `Guard::new`. It is an Acquire as well, and pairs with the Release in `Guard::drop`.
         if !self.is_closed() || self.claims.any() {
@@ -220,7 +220,7 @@ impl Attachment {
         self.header(header::UPDATES_AT)
     }
 
-    /// Whether the session thread has mapped a segment.
+    /// Whether the session has mapped a segment.
     pub fn is_mapped(&self, kind: SegmentKind, segment_idx: usize) -> bool {
         self.table(kind).get(segment_idx).is_some()
     }
@@ -358,7 +358,7 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
     /// The block words; read each with `publish::load_word`.
     ///
     /// # Errors
-    /// [`NoGuard::NotMapped`]: drop the guard, wait for the session thread, try again.
+    /// [`NoGuard::NotMapped`]: drop the guard, wait until it is mapped, try again.
     #[inline]
     pub fn words(&self) -> core::result::Result<&[AtomicU64], NoGuard> {
         self.look(self.slot).words()

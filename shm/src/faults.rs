@@ -124,9 +124,9 @@ points! {
     ViewWordsLoaded = "client.view.words_loaded",
     /// A snapshot has loaded the word of a block, for the first time or again.
     SnapshotWordLoaded = "client.snapshot.word_loaded",
-    /// The session thread has the descriptor of a segment that it has not mapped.
+    /// The session has the descriptor of a segment that it has not mapped.
     SegmentReceived = "client.segment.received",
-    /// The session thread knows that a segment is retired, and still maps it.
+    /// The session knows that a segment is retired, and still maps it.
     SegmentUnmapping = "client.segment.unmapping",
     /// The client is about to map a segment.
     SegmentMap = "client.segment.map" can fail,

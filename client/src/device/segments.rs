@@ -1,6 +1,6 @@
 //! Segments that are registered with the driver: for all GPUs of the process together.
 //!
-//! A segment is registered when a GPU first reads a block in it, and unregistered when the session thread is about to
+//! A segment is registered when a GPU first reads a block in it, and unregistered when the session is about to
 //! unmap it, when its attachment ends, or when the last GPU that uses it is closed.
 //! The driver knows registrations per process, and refuses a second one of the same memory: so there is one table,
 //! which is never dropped, so that an attachment always finds it.
@@ -83,7 +83,7 @@ impl Segments {
     /// segment which the word names is the one that it was.
     pub(super) fn unmapped(&self) -> u64 {
         // Acquire: pairs with the Release in `before_unmap`, by way of the daemon, which publishes a word that names
-        // the segment's successor only after the session thread has told it that the segment is unmapped.
+        // the segment's successor only after the session has said that the segment is unmapped.
         self.unmapped.load(Ordering::Acquire)
     }
 

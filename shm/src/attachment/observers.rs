@@ -10,7 +10,7 @@ use crate::segment::SegmentKind;
 
 /// What has made a mapped segment known elsewhere, such as to a driver, and must undo that before it is unmapped.
 pub trait SegmentObserver: Send + Sync + std::fmt::Debug {
-    /// Is called once before segment `segment_idx` of the attachment is unmapped, by the session thread, or where the
+    /// Is called once before segment `segment_idx` of the attachment is unmapped, by a thread of the session, or where the
     /// attachment ends.
     ///
     /// No guard reads the segment any more, and none will.

@@ -1,4 +1,4 @@
-//! The table of mapped segments: looked at by every reader, changed by the session thread.
+//! The table of mapped segments: looked at by every reader, changed by the session, one thread at a time.
 
 #![expect(unsafe_code, reason = "owns the mapped segments behind atomic pointers")]
 

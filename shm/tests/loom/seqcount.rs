@@ -72,7 +72,7 @@ impl Memory {
     }
 }
 
-fn snapshot_beside_updates(rules: Rules, updates: usize) {
+fn snapshot_next_to_updates(rules: Rules, updates: usize) {
     let daemon = Arc::new(Memory::new());
     let reader = Arc::clone(&daemon);
     let reading = thread::spawn(move || {
@@ -90,13 +90,13 @@ fn snapshot_beside_updates(rules: Rules, updates: usize) {
 fn mutant_breaks(name: &str, change: impl FnOnce(&mut Rules)) {
     let mut rules = Rules::SPEC;
     change(&mut rules);
-    breaks(name, &[MIXED, OUTDATED], move || snapshot_beside_updates(rules, 1));
+    breaks(name, &[MIXED, OUTDATED], move || snapshot_next_to_updates(rules, 1));
 }
 
 #[test]
 fn a_snapshot_is_of_one_moment() {
-    holds("two blocks, one update beside a snapshot of two passes", || {
-        snapshot_beside_updates(Rules::SPEC, 1)
+    holds("two blocks, one update next to a snapshot of two passes", || {
+        snapshot_next_to_updates(Rules::SPEC, 1)
     });
 }
 
