@@ -24,7 +24,7 @@ use tierpack_shm::message::{ClientMessage, Request, SegmentId, encode};
 use tierpack_shm::segment::SegmentKind;
 use tierpack_shm::socket::{recv, send};
 use tierpack_tests::peer::Peer;
-use tierpack_tests::{DEADLINE, Daemon, raw};
+use tierpack_tests::{DEADLINE, Daemon, option, percentile, raw};
 
 /// What others do until the load ends.
 type Work = fn(&Path, &Load);
@@ -38,11 +38,6 @@ const LARGE_SHAPE: [u64; 2] = [64 << 10, 1 << 10];
 const LARGE_BYTES: usize = 64 << 20;
 
 fn main() {
-    let option = |name: &str, default: usize| {
-        let args: Vec<String> = std::env::args().collect();
-        let at = args.iter().position(|arg| arg == name);
-        at.map_or(default, |at| args[at + 1].parse().unwrap())
-    };
     let (tensors, samples) = (option("--tensors", 100_000), option("--samples", 2_000));
     let daemon = Daemon::start(env!("CARGO_BIN_EXE_tierpack-under-test"), &["--pool-size", "2GiB"]);
     let socket = daemon.socket();
@@ -78,7 +73,8 @@ fn main() {
             std::thread::sleep(PAUSE);
         }
         let rate = running.stop() as f64 / started.elapsed().as_secs_f64();
-        let (open, echo) = (percentiles(&mut opens), percentiles(&mut echoes));
+        let [open, echo] =
+            [&mut opens, &mut echoes].map(|times| (percentile(times, 50), percentile(times, 99)));
         let name = if is_scrape { format!("{name}, {tensors} tensors") } else { name.to_owned() };
         println!(
             "{name:<32} {:>8.1}us {:>8.1}us {:>8.1}us {:>8.1}us {:>8.2} {rate:>9.0}",
@@ -95,12 +91,6 @@ fn time(work: impl FnOnce()) -> f64 {
     let started = Instant::now();
     work();
     started.elapsed().as_secs_f64() * 1e6
-}
-
-/// The median and the 99th percentile.
-fn percentiles(samples: &mut [f64]) -> (f64, f64) {
-    samples.sort_by(f64::total_cmp);
-    (samples[samples.len() / 2], samples[samples.len() * 99 / 100])
 }
 
 /// Tiny tensors, put by several threads.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use tierpack_client::{Client, Dtype, PutOptions, Snapshot};
-use tierpack_tests::{Daemon, raw};
+use tierpack_tests::{Daemon, option, percentile, raw};
 
 /// Rows of 512 bytes of a table: one block.
 const ROWS: u64 = 128;
@@ -23,11 +23,6 @@ const WORDS: usize = 64;
 const FILLERS: usize = 4;
 
 fn main() {
-    let option = |name: &str, default: usize| {
-        let args: Vec<String> = std::env::args().collect();
-        let at = args.iter().position(|arg| arg == name);
-        at.map_or(default, |at| args[at + 1].parse().unwrap())
-    };
     let (most, samples, updaters) =
         (option("--tensors", 10_000), option("--samples", 200), option("--updaters", 6));
     println!(
@@ -121,13 +116,12 @@ fn row(daemon: &Daemon, name: &str, samples: usize, (updaters, puts): (usize, bo
         done.store(true, Ordering::Relaxed);
     });
     let seconds = started.elapsed().as_secs_f64();
-    times.sort_by(f64::total_cmp);
-    let at = |share: usize| times[times.len() * share / 100];
+    let longest = times.iter().copied().fold(0.0, f64::max);
     println!(
         "{name:<32} {samples:>9} {:>8.2}ms {:>8.2}ms {:>8.2}ms {:>11.0} {:>9.0}",
-        at(50),
-        at(99),
-        times[times.len() - 1],
+        percentile(&mut times, 50),
+        percentile(&mut times, 99),
+        longest,
         updated.load(Ordering::Relaxed) as f64 / seconds,
         replaced.load(Ordering::Relaxed) as f64 / seconds
     );

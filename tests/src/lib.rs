@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -55,6 +56,34 @@ pub fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
         assert!(Instant::now() < deadline, "{what} did not happen within {DEADLINE:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Tells threads to stop when it is dropped, in a panic as well: a scope waits for its threads.
+#[derive(Debug)]
+pub struct Stop<'a>(pub &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The number behind an option of a benchmark's command line, such as `--tensors 1000`.
+///
+/// # Panics
+/// When it is none.
+pub fn option(name: &str, default: usize) -> usize {
+    let mut args = std::env::args().skip_while(|arg| arg != name);
+    args.nth(1).map_or(default, |number| number.parse().expect("a number behind the option"))
+}
+
+/// The value below which `percent` of 100 samples lie.
+///
+/// # Panics
+/// When there are none.
+pub fn percentile(samples: &mut [f64], percent: usize) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() * percent / 100]
 }
 
 /// A child process that is killed and reaped when dropped.

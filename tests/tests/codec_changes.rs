@@ -5,7 +5,7 @@ use std::thread;
 
 use tierpack_client::{Dtype, PutOptions};
 use tierpack_tests::data::{Random, Words};
-use tierpack_tests::{Daemon, eventually, full};
+use tierpack_tests::{Daemon, Stop, eventually, full};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CODECS: [&str; 5] = ["auto", "raw", "ibp", "ibp:window", "planes:2-2-2"];
@@ -15,15 +15,6 @@ fn compressible(version: u16, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Words::Compressible.fill(&mut bytes, 7, version, 0);
     bytes
-}
-
-/// Tells readers to stop when it goes.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Two contents of one tensor, put by turns with every codec after every other.

@@ -10,7 +10,7 @@ use tierpack_shm::faults::Point;
 use tierpack_tests::data::{Random, Words};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::reports::FaultReport;
-use tierpack_tests::{Daemon, TestClient, eventually, full};
+use tierpack_tests::{Daemon, Stop, TestClient, eventually, full};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -35,15 +35,6 @@ fn put(client: &Client, name: &str, (id, version): (u16, u16)) {
     Words::Compressible.fill(&mut bytes, id, version, 0);
     let options = PutOptions::new().codec(CodecChoice::Only(CodecId::Ibp)).overwrite(true);
     client.put_with(name, Dtype::U64, &[ROWS, 64], &mut &bytes[..], &options).expect("room");
-}
-
-/// Tells threads to stop when it goes, also by a panic: a scope waits for its threads.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// What is there is right, nothing is held, and one generation is alive.

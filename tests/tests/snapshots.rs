@@ -9,7 +9,7 @@ use tierpack_shm::faults::Point;
 use tierpack_shm::message::{Blob, ErrorCode, Reply, Request, Update};
 use tierpack_tests::files::{self, FileTensor, Metadata};
 use tierpack_tests::peer::Peer;
-use tierpack_tests::{Daemon, TestClient, eventually};
+use tierpack_tests::{Daemon, Stop, TestClient, eventually};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
@@ -21,15 +21,6 @@ const LEAST_CHANGES: u64 = 200;
 
 fn start(pool: &str) -> Daemon {
     Daemon::start(PROGRAM, &["--pool-size", pool, "--lock", "off"])
-}
-
-/// Sets its flag when it is dropped, in a panic as well.
-struct Done<'a>(&'a AtomicBool);
-
-impl Drop for Done<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 fn table(value: u64) -> Vec<u8> {
@@ -64,7 +55,7 @@ fn snapshots_under_updates_and_puts_are_of_one_moment() {
     let (done, updates, puts) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let goes_on = || !done.load(Ordering::Relaxed);
     std::thread::scope(|scope| {
-        let _ends = Done(&done);
+        let _ends = Stop(&done);
         // Each value is in "a" before it is in "b", and in "x" before it is in "y".
         scope.spawn(|| {
             let (a, b) = (writer.open("a").expect("it is there"), writer.open("b").expect("it is there"));
@@ -141,7 +132,7 @@ fn calls_over_several_tensors_never_mix_two_transactions() {
     let handles: Vec<&Handle> = handles.iter().collect();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _ends = Done(&done);
+        let _ends = Stop(&done);
         scope.spawn(|| (1..).take_while(|_| !done.load(Ordering::Relaxed)).for_each(|n| put_all(&writer, n)));
         let check = |values: Vec<u64>| {
             assert_eq!(values.len(), 40);
@@ -186,7 +177,7 @@ fn an_export_next_to_a_writer_of_checkpoints_is_one_of_them() {
     put(0);
     let (done, puts) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        let _ends = Done(&done);
+        let _ends = Stop(&done);
         scope.spawn(|| {
             for n in (1..).take_while(|_| !done.load(Ordering::Relaxed)) {
                 put(n % 2);
