@@ -183,7 +183,7 @@ where
 }
 
 #[cold]
-fn not_resident(block_idx: u64) -> Error {
+pub(crate) fn not_resident(block_idx: u64) -> Error {
     Error::Unsupported { block_idx, state: "not in the pool" }
 }
 

@@ -92,9 +92,19 @@ impl Opened {
         attachment: Arc<Attachment>,
         session: Arc<Session>,
     ) -> core::result::Result<Self, ProtocolFault> {
-        let (geometry, codec, shape) = (geometry(&entry, row_elems)?, entry.codec, entry.shape);
+        let geometry = geometry(&entry, row_elems)?;
+        Ok(Self::of((geometry, entry.codec, entry.shape), slot, attachment, session))
+    }
+
+    /// What was checked already, with no coder yet.
+    pub(crate) fn of(
+        (geometry, codec, shape): (Geometry, CodecId, Vec<u64>),
+        slot: SlotRef,
+        attachment: Arc<Attachment>,
+        session: Arc<Session>,
+    ) -> Self {
         let (coders, forms) = (KeptCoders::default(), Arc::default());
-        Ok(Self { geometry, codec, slot, coders, forms, shape, attachment, session })
+        Self { geometry, codec, slot, coders, forms, shape, attachment, session }
     }
 
     /// Leave to read the tensor.
@@ -139,16 +149,8 @@ impl Opened {
     }
 
     fn without_coders(&self) -> Self {
-        Self {
-            geometry: self.geometry,
-            codec: self.codec,
-            slot: self.slot,
-            coders: KeptCoders::default(),
-            forms: Arc::default(),
-            shape: self.shape.clone(),
-            attachment: Arc::clone(&self.attachment),
-            session: Arc::clone(&self.session),
-        }
+        let what = (self.geometry, self.codec, self.shape.clone());
+        Self::of(what, self.slot, Arc::clone(&self.attachment), Arc::clone(&self.session))
     }
 
     fn is_like(&self, shape: &[u64], geometry: &Geometry) -> bool {
@@ -253,21 +255,30 @@ impl Handle {
             let opened = self.inner.state.load();
             match read(&opened) {
                 Ok(value) => return Ok(value),
-                Err(Fault::Failed(error)) => return Err(error),
-                Err(Fault::NoRoom) => self.forget_coders(&opened),
-                Err(Fault::NoGuard(reason)) => self.recover(reason, &opened, &mut recovery)?,
+                Err(fault) => self.prepare_retry(fault, &opened, &mut recovery)?,
             }
         }
     }
 
-    /// Does what it takes for another try.
+    /// Does what another try takes; fails where none would help.
     #[cold]
-    pub(crate) fn recover(
+    pub(crate) fn prepare_retry(
         &self,
-        reason: NoGuard,
+        fault: Fault,
         opened: &Arc<Opened>,
         recovery: &mut Recovery,
     ) -> Result<()> {
+        match fault {
+            Fault::Failed(error) => Err(error),
+            Fault::NoRoom => {
+                self.forget_coders(opened);
+                Ok(())
+            }
+            Fault::NoGuard(reason) => self.recover(reason, opened, recovery),
+        }
+    }
+
+    fn recover(&self, reason: NoGuard, opened: &Arc<Opened>, recovery: &mut Recovery) -> Result<()> {
         let deadline = *recovery.deadline.get_or_insert_with(|| self.inner.client.shared.deadline());
         let (namespace, name) = (self.inner.client.namespace.to_string(), self.inner.name.clone());
         match reason {
@@ -299,8 +310,7 @@ impl Handle {
     /// Starts with no coder, unless another thread has.
     ///
     /// Who reads with the old ones goes on with them.
-    #[cold]
-    pub(crate) fn forget_coders(&self, full: &Arc<Opened>) {
+    fn forget_coders(&self, full: &Arc<Opened>) {
         let state = &self.inner.state;
         state.compare_and_swap(full, Arc::new(full.without_coders()));
     }

@@ -21,7 +21,7 @@
 
 use tierpack_shm::page::Counter;
 
-use crate::blocks::{CallGuard, copy_run};
+use crate::blocks::copy_run;
 use crate::error::{Error, Result};
 use crate::gather::copy_rows;
 use crate::handle::{Fault, Handle, Opened};
@@ -36,10 +36,7 @@ impl Handle {
     /// [`Error::Lost`] when the daemon was restarted, [`Error::NoDaemon`] when there is none,
     /// [`Error::TooManyLeases`], [`Error::Forked`], [`Error::Memory`].
     pub fn get(&self) -> Result<Tensor> {
-        // Before the queues of buffers: a fork must not touch them.
-        self.client().shared.check_here()?;
-        let buffer = self.client().shared.buffers.take(self.raw_bytes())?;
-        let mut tensor = Tensor::new(self.dtype(), self.shape(), buffer);
+        let mut tensor = self.new_tensor()?;
         self.get_into(tensor.as_mut_bytes())?;
         Ok(tensor)
     }
@@ -52,13 +49,7 @@ impl Handle {
     /// [`Error::BufferLength`]; else as [`Handle::get`].
     pub fn get_into(&self, out: &mut [u8]) -> Result<()> {
         check_len(out, u128::from(self.raw_bytes()))?;
-        self.attempt(|opened| {
-            let guard = if out.is_empty() { opened.guard()? } else { copy_blocks(opened, out)? };
-            guard.check_held()?;
-            guard.count(Counter::Gets, 1);
-            guard.count(Counter::Bytes, out.len() as u64);
-            Ok(())
-        })
+        self.attempt(|opened| read_whole(opened, out))
     }
 
     /// Gathers rows along the leading dimension, in the order and as often as `rows` names them.
@@ -69,11 +60,7 @@ impl Handle {
     /// # Errors
     /// [`Error::RowOutOfRange`], [`Error::NotGatherable`]; else as [`Handle::get`].
     pub fn gather<I: RowId>(&self, rows: &[I]) -> Result<Tensor> {
-        self.client().shared.check_here()?;
-        let bytes = self.check_rows(rows)?;
-        let len = u64::try_from(bytes).map_err(|_| Error::Memory { bytes })?;
-        let buffer = self.client().shared.buffers.take(len)?;
-        let mut tensor = Tensor::new(self.dtype(), self.gathered_shape(rows.len()), buffer);
+        let mut tensor = self.new_rows(rows)?;
         self.gather_checked(rows, tensor.as_mut_bytes())?;
         Ok(tensor)
     }
@@ -87,6 +74,25 @@ impl Handle {
         let needed = self.check_rows(rows)?;
         check_len(out, needed)?;
         self.gather_checked(rows, out)
+    }
+
+    /// Room for the whole tensor.
+    pub(crate) fn new_tensor(&self) -> Result<Tensor> {
+        // Before the queues of buffers: a fork must not touch them.
+        self.client().shared.check_here()?;
+        self.new_room(self.shape(), self.raw_bytes())
+    }
+
+    /// Room for rows, whose numbers are checked.
+    pub(crate) fn new_rows<I: RowId>(&self, rows: &[I]) -> Result<Tensor> {
+        self.client().shared.check_here()?;
+        let bytes = self.check_rows(rows)?;
+        let len = u64::try_from(bytes).map_err(|_| Error::Memory { bytes })?;
+        self.new_room(self.gathered_shape(rows.len()), len)
+    }
+
+    fn new_room(&self, shape: Vec<u64>, len: u64) -> Result<Tensor> {
+        Ok(Tensor::new(self.dtype(), shape, self.client().shared.buffers.take(len)?))
     }
 
     /// The shape of so many rows.
@@ -116,14 +122,7 @@ impl Handle {
     /// The rows are in range and `out` has their length.
     #[inline]
     fn gather_checked<I: RowId>(&self, rows: &[I], out: &mut [u8]) -> Result<()> {
-        self.attempt(|opened| {
-            let guard = if out.is_empty() { opened.guard()? } else { copy_rows(opened, rows, out)? };
-            guard.check_held()?;
-            guard.count(Counter::Gathers, 1);
-            guard.count(Counter::Rows, rows.len() as u64);
-            guard.count(Counter::Bytes, out.len() as u64);
-            Ok(())
-        })
+        self.attempt(|opened| read_rows(opened, rows, out))
     }
 }
 
@@ -132,7 +131,28 @@ pub(crate) fn check_len(out: &[u8], needed: u128) -> Result<()> {
     if u128::from(got) == needed { Ok(()) } else { Err(Error::BufferLength { needed, got }) }
 }
 
-/// Copies the whole tensor, which is not empty: the blocks lie one behind the other in it.
-fn copy_blocks<'o>(opened: &'o Opened, out: &mut [u8]) -> core::result::Result<CallGuard<'o>, Fault> {
-    copy_run(opened, 0..opened.geometry.n_blocks(), out)
+/// Reads the whole tensor, whose length `out` has: the blocks lie one behind the other in it.
+#[inline]
+pub(crate) fn read_whole(opened: &Opened, out: &mut [u8]) -> core::result::Result<(), Fault> {
+    let n_blocks = opened.geometry.n_blocks();
+    let guard = if out.is_empty() { opened.guard()? } else { copy_run(opened, 0..n_blocks, out)? };
+    guard.check_held()?;
+    guard.count(Counter::Gets, 1);
+    guard.count(Counter::Bytes, out.len() as u64);
+    Ok(())
+}
+
+/// Reads rows that are in range, and whose length `out` has.
+#[inline]
+pub(crate) fn read_rows<I: RowId>(
+    opened: &Opened,
+    rows: &[I],
+    out: &mut [u8],
+) -> core::result::Result<(), Fault> {
+    let guard = if out.is_empty() { opened.guard()? } else { copy_rows(opened, rows, out)? };
+    guard.check_held()?;
+    guard.count(Counter::Gathers, 1);
+    guard.count(Counter::Rows, rows.len() as u64);
+    guard.count(Counter::Bytes, out.len() as u64);
+    Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! A caller that waits for a reply receives itself, and handles whatever comes; only while nobody waits does the
 //! session thread (`session/role.rs`).
-//! A caller enters a waiter under the id of its request before it sends, where whoever receives leaves the reply.
+//! A caller enters a waiter under the id of its request before it sends, where who receives leaves the reply.
 //! When the connection ends, for whatever reason, who receives sets the flag that every guard checks, and wakes all who
 //! wait.
 //!

@@ -48,7 +48,6 @@ pub struct Snapshot {
 #[derive(Debug)]
 struct Found {
     entry: Entry,
-    row_elems: Option<u64>,
     slot: SlotRef,
     geometry: Geometry,
     file_metadata: Option<u64>,
@@ -167,16 +166,18 @@ impl<'s> SnapshotTensor<'s> {
         let (snapshot, found) = (self.snapshot, self.found);
         snapshot.client.shared.check_here()?;
         let (attachment, session) = (Arc::clone(&snapshot.attachment), Arc::clone(&snapshot.session));
-        let opened = Opened::new(found.entry.clone(), found.row_elems, found.slot, attachment, session);
-        let opened = opened.map_err(|_| self.corrupt())?;
+        let what = (found.geometry, found.entry.codec, found.entry.shape.clone());
+        let opened = Opened::of(what, found.slot, attachment, session);
         snapshot.guard.count(Counter::Gets, 1);
         Ok(SnapshotParts { tensor: *self, opened, next_block: 0 })
     }
+}
 
+impl Found {
     #[cold]
     fn corrupt(&self) -> Error {
-        let Entry { namespace, name, .. } = self.found.entry.clone();
-        Error::Corrupt { namespace, name }
+        let Entry { namespace, name, .. } = &self.entry;
+        Error::Corrupt { namespace: namespace.clone(), name: name.clone() }
     }
 }
 
@@ -210,7 +211,7 @@ impl SnapshotParts<'_> {
             Fault::Failed(error) => error,
             Fault::NoGuard(NoGuard::HungUp) => self.opened.lost("read a snapshot"),
             // The snapshot has looked at every segment, and its lease keeps the bytes where they were.
-            Fault::NoGuard(_) | Fault::NoRoom => self.tensor.corrupt(),
+            Fault::NoGuard(_) | Fault::NoRoom => found.corrupt(),
         })?;
         snapshot.guard.count(Counter::Bytes, len);
         self.next_block = end;

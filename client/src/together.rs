@@ -8,15 +8,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tierpack_shm::page::Counter;
 use tierpack_shm::seqcount::{is_still, steady};
 
-use crate::blocks::copy_run;
 use crate::client::Client;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
-use crate::gather::copy_rows;
+use crate::error::Result;
 use crate::handle::{Fault, Handle, Opened, Recovery};
+use crate::read::{read_rows, read_whole};
 use crate::row_id::RowId;
 use crate::tensor::Tensor;
 
@@ -29,24 +27,9 @@ impl Client {
     /// # Errors
     /// As [`Handle::get`], with the tensor's name; [`Error::Deadline`] when they are replaced again and again.
     pub fn get_many(&self, tensors: &[&Handle]) -> Result<Vec<Tensor>> {
-        self.shared.check_here()?;
-        let take = |handle: &&Handle| {
-            let buffer = self.shared.buffers.take(handle.raw_bytes());
-            let buffer = buffer.map_err(|error| error.of(handle, tensors.len()))?;
-            Ok(Tensor::new(handle.dtype(), handle.shape(), buffer))
-        };
+        let take = |handle: &&Handle| handle.new_tensor().map_err(|error| error.of(handle, tensors.len()));
         let mut all: Vec<Tensor> = tensors.iter().map(take).collect::<Result<_>>()?;
-        read_together(self, tensors, |idx, opened| {
-            let out = all[idx].as_mut_bytes();
-            let guard = match out {
-                [] => opened.guard()?,
-                out => copy_run(opened, 0..opened.geometry.n_blocks(), out)?,
-            };
-            guard.check_held()?;
-            guard.count(Counter::Gets, 1);
-            guard.count(Counter::Bytes, opened.geometry.raw_bytes());
-            Ok(())
-        })?;
+        read_together(self, tensors, |idx, opened| read_whole(opened, all[idx].as_mut_bytes()))?;
         Ok(all)
     }
 
@@ -56,31 +39,13 @@ impl Client {
     /// # Errors
     /// As [`Handle::gather`], with the tensor's name; [`Error::Deadline`] when they are replaced again and again.
     pub fn gather_many<I: RowId>(&self, gathers: &[(&Handle, &[I])]) -> Result<Vec<Tensor>> {
-        self.shared.check_here()?;
         let take = |&(handle, rows): &(&Handle, &[I])| {
-            let taken = handle.check_rows(rows).and_then(|bytes| {
-                let len = u64::try_from(bytes).map_err(|_| Error::Memory { bytes })?;
-                Ok(Tensor::new(
-                    handle.dtype(),
-                    handle.gathered_shape(rows.len()),
-                    self.shared.buffers.take(len)?,
-                ))
-            });
-            taken.map_err(|error| error.of(handle, gathers.len()))
+            handle.new_rows(rows).map_err(|error| error.of(handle, gathers.len()))
         };
         let mut all: Vec<Tensor> = gathers.iter().map(take).collect::<Result<_>>()?;
         let handles: Vec<&Handle> = gathers.iter().map(|(handle, _)| *handle).collect();
         read_together(self, &handles, |idx, opened| {
-            let (out, rows) = (all[idx].as_mut_bytes(), gathers[idx].1);
-            let guard = match out {
-                [] => opened.guard()?,
-                out => copy_rows(opened, rows, out)?,
-            };
-            guard.check_held()?;
-            guard.count(Counter::Gathers, 1);
-            guard.count(Counter::Rows, rows.len() as u64);
-            guard.count(Counter::Bytes, rows.len() as u64 * opened.geometry.row_bytes());
-            Ok(())
+            read_rows(opened, gathers[idx].1, all[idx].as_mut_bytes())
         })?;
         Ok(all)
     }
@@ -102,14 +67,7 @@ fn read_together(
             are_current(&opened, &deadline)
         };
         let Err((idx, fault)) = read_all() else { return Ok(()) };
-        let recovered = match fault {
-            Fault::Failed(error) => Err(error),
-            Fault::NoRoom => {
-                handles[idx].forget_coders(&opened[idx]);
-                Ok(())
-            }
-            Fault::NoGuard(reason) => handles[idx].recover(reason, &opened[idx], &mut recovery),
-        };
+        let recovered = handles[idx].prepare_retry(fault, &opened[idx], &mut recovery);
         recovered.map_err(|error| error.of(handles[idx], handles.len()))?;
     }
 }

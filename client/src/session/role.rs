@@ -5,7 +5,7 @@
 //! reply is there or its deadline has passed.
 //!
 //! - Only who has the role takes messages from the socket: they are handled one after the other, in their order.
-//! - Who gives the role back, and who stops to wait while nobody has it, wakes one of those who wait for it.
+//! - Who returns the role, and who stops to wait while nobody has it, wakes one of those who wait for it.
 //! - The session thread watches the socket without the role, so that a caller finds it free, and takes it for one
 //!   message at a time. For some time after a caller's turn it leaves the socket alone, since each reply to the next
 //!   caller would wake it for nothing.
@@ -74,14 +74,10 @@ impl<'a> Turn<'a> {
 
     /// Handles the next message if one comes before the deadline; says whether there is nothing to wait for any more.
     fn receive(&self, deadline: &Deadline) -> bool {
-        let inner = self.inner;
-        match wire::wait(inner.socket.as_fd(), inner.flush(), Some(deadline.left())) {
-            Ok(ready) if wire::has_incoming(ready) => self.handle_next() || deadline.left().is_zero(),
-            Ok(_) => deadline.left().is_zero(),
-            Err(errno) => {
-                inner.finish(ShmError::Io { operation: "wait for a socket", source: errno.into() }.into());
-                true
-            }
+        match self.inner.wait_incoming(deadline.left()) {
+            Some(true) => self.handle_next() || deadline.left().is_zero(),
+            Some(false) => deadline.left().is_zero(),
+            None => true,
         }
     }
 
@@ -108,6 +104,17 @@ impl Drop for Turn<'_> {
 }
 
 impl Inner {
+    /// Waits for a message, and sends meanwhile what waits; says whether one is there, `None` where the session has ended.
+    pub(super) fn wait_incoming(&self, limit: Duration) -> Option<bool> {
+        match wire::wait(self.socket.as_fd(), self.flush(), Some(limit)) {
+            Ok(ready) => Some(wire::has_incoming(ready)),
+            Err(errno) => {
+                self.finish(ShmError::Io { operation: "wait for a socket", source: errno.into() }.into());
+                None
+            }
+        }
+    }
+
     /// Waits until `look` finds something, at most until the deadline; receives meanwhile, unless somebody else does.
     ///
     /// `id` is the request whose reply the caller waits for, if it is one; else what it waits for signals `changed`.
@@ -141,7 +148,7 @@ impl Inner {
         found
     }
 
-    /// Waits until whoever receives has something for the caller, or gives the role back; says whether it is too late.
+    /// Waits until who receives has something for the caller, or returns the role; says whether it is too late.
     fn block(&self, state: &mut MutexGuard<'_, State>, id: Option<u64>, deadline: &Deadline) -> bool {
         let Some((id, waiter)) = id.and_then(|id| Some((id, state.waiters.get_mut(&id)?))) else {
             state.role.is_awaited = true;

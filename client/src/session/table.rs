@@ -268,7 +268,7 @@ impl Table {
             };
             inner.state.lock().apart.insert(key, apart);
         }
-        // Under the lock, so that whoever has just looked and is about to wait is woken as well.
+        // Under the lock, so that a caller that has just looked and is about to wait is woken as well.
         inner.state.lock().has_chores = true;
         inner.changed.notify_all();
         Ok(())

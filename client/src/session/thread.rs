@@ -8,16 +8,13 @@
 //! something to do comes by the socket, and wakes it; only where a caller has taken a message between the thread's look
 //! and its wait is it missed. So it waits for as long as no caller has received: what it misses is late by no more.
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::MutexGuard;
-use tierpack_shm::error::Error as ShmError;
 
 use super::role::{PATIENCE, Turn};
 use super::{End, Inner};
-use crate::wire;
 
 /// Goes on until the connection ends.
 pub(super) fn run(inner: &Inner) {
@@ -81,17 +78,12 @@ fn next(inner: &Inner) -> Option<Option<Duration>> {
 
 /// Waits for the daemon, and receives one message, unless a caller has come meanwhile.
 fn watch(inner: &Inner, limit: Duration) {
-    let turn = match wire::wait(inner.socket.as_fd(), inner.flush(), Some(limit)) {
-        Ok(ready) if wire::has_incoming(ready) => {
-            let mut state = inner.state.lock();
-            if state.role.quiet() < PATIENCE { None } else { Turn::take(inner, &mut state) }
-        }
-        Ok(_) => None,
-        Err(errno) => {
-            let error = ShmError::Io { operation: "wait for a socket", source: errno.into() };
-            return inner.finish(error.into());
-        }
-    };
+    if inner.wait_incoming(limit) != Some(true) {
+        return;
+    }
+    let mut state = inner.state.lock();
+    let turn = if state.role.quiet() < PATIENCE { None } else { Turn::take(inner, &mut state) };
+    drop(state);
     if let Some(turn) = turn {
         turn.handle_next();
         let mut state = inner.state.lock();

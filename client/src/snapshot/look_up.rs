@@ -26,6 +26,7 @@ use tierpack_shm::sync::AtomicU64;
 use tierpack_shm::types::{BlockWord, UNIT_BYTES, index};
 
 use super::{Found, Snapshot};
+use crate::blocks::not_resident;
 use crate::client::Client;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -37,7 +38,7 @@ use crate::session::Session;
 const OPERATION: &str = "take a snapshot";
 /// Tries before commits are held.
 const FREE_TRIES: u32 = 3;
-/// Looks at the words that changed before the tensors are opened anew.
+/// Looks at the words that changed before the tensors are opened again.
 const MAX_PASSES: usize = 100;
 /// Between two tries.
 const PAUSE: Duration = Duration::from_micros(200);
@@ -137,7 +138,7 @@ impl<'a> Asking<'a> {
             }
             let n_blocks = index(geometry.n_blocks());
             let (file_metadata, generations) = (text, Box::default());
-            tensors.push(Found { entry, row_elems, slot, geometry, file_metadata, first_word, generations });
+            tensors.push(Found { entry, slot, geometry, file_metadata, first_word, generations });
             first_word += n_blocks;
         }
         let guard = Guard::every(Arc::clone(&attachment))?;
@@ -242,7 +243,7 @@ fn words(
             // The others are not in the snapshot.
             let Some(found) = by_slot.get(&block.slot) else { continue };
             let block_idx = index(block.block_idx);
-            let word = words_of(guard, found)?.get(block_idx).ok_or_else(|| corrupt(found))?;
+            let word = words_of(guard, found)?.get(block_idx).ok_or_else(|| found.corrupt())?;
             words[found.first_word + block_idx] = looked_at(word);
         }
         if !is_still(attachment.names(), seen) {
@@ -282,24 +283,18 @@ fn words_of<'g>(
         return Ok(&[]);
     }
     let words = guard.look(found.slot).words().map_err(|reason| missed(reason.into(), found))?;
-    if words.len() as u64 == found.geometry.n_blocks() { Ok(words) } else { Err(corrupt(found).into()) }
+    if words.len() as u64 == found.geometry.n_blocks() { Ok(words) } else { Err(found.corrupt().into()) }
 }
 
 /// A fault of one tensor, with its name.
 fn missed(fault: Fault, found: &Found) -> Missed {
     Missed::Fault(match fault {
-        Fault::NoGuard(NoGuard::Corrupt) => corrupt(found).into(),
+        Fault::NoGuard(NoGuard::Corrupt) => found.corrupt().into(),
         Fault::NoGuard(NoGuard::NotMapped(_, segment_idx)) if segment_idx >= MAX_SEGMENTS => {
-            corrupt(found).into()
+            found.corrupt().into()
         }
         fault => fault,
     })
-}
-
-#[cold]
-fn corrupt(found: &Found) -> Error {
-    let (namespace, name) = (found.entry.namespace.clone(), found.entry.name.clone());
-    Error::Corrupt { namespace, name }
 }
 
 /// Looks up what the words name, and that all of it is mapped.
@@ -330,7 +325,7 @@ fn generations(
             word
         };
         if !block.is_resident() {
-            let source = Box::new(Error::Unsupported { block_idx, state: "not in the pool" });
+            let source = Box::new(not_resident(block_idx));
             let (namespace, name) = (found.entry.namespace.clone(), found.entry.name.clone());
             return Err(Error::OfTensor { namespace, name, source }.into());
         }
