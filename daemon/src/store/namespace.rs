@@ -238,7 +238,7 @@ impl Namespace {
     pub(crate) fn remove(&self, name: &str) -> Outcome<()> {
         let mut inner = self.inner.lock();
         inner.check_claim(name)?;
-        inner.check_hold()?;
+        inner.commits.check()?;
         let tensor = inner.tensors.remove(name).ok_or_else(|| self.not_found(name))?;
         inner.change_names(|inner| inner.retire(tensor))
     }

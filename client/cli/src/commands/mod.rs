@@ -78,9 +78,7 @@ impl Selection {
         );
         Ok(entries)
     }
-}
 
-impl Selection {
     /// The chosen tensors as of one moment.
     ///
     /// # Errors

@@ -199,8 +199,8 @@ impl Rows {
         if matches!(self, Self::All(_)) {
             return Ok(());
         }
-        for first in (0..self.len()).step_by(STEP_ROWS) {
-            let rows = self.numbers(first..self.len().min(first + STEP_ROWS as u64))?;
+        for step in steps(0..self.len()) {
+            let (first, rows) = (step.start, self.numbers(step)?);
             if let Some(at) = rows.iter().position(|row| !(0..i128::from(n_rows)).contains(row)) {
                 let position = usize::try_from(first)? + at;
                 return Err(Error::RowOutOfRange { position, row: rows[at], n_rows }.into());
@@ -209,7 +209,7 @@ impl Rows {
         Ok(())
     }
 
-    /// What stands at these positions.
+    /// The numbers at these positions.
     fn numbers(&self, positions: Range<u64>) -> Result<Vec<i128>> {
         match self {
             Self::All(_) => Ok(positions.map(i128::from).collect()),
@@ -230,13 +230,19 @@ impl Rows {
     /// The rows at these positions, which have been checked.
     fn part(&self, positions: Range<u64>) -> Result<Vec<u64>> {
         let mut rows = Vec::new();
-        for first in positions.clone().step_by(STEP_ROWS) {
-            let numbers = self.numbers(first..positions.end.min(first + STEP_ROWS as u64))?;
-            let numbers: Vec<u64> = numbers.into_iter().map(u64::try_from).collect::<Result<_, _>>()?;
-            rows.extend(numbers);
+        for step in steps(positions) {
+            for number in self.numbers(step)? {
+                rows.push(u64::try_from(number)?);
+            }
         }
         Ok(rows)
     }
+}
+
+/// Positions, as many at a time as are looked at in one step.
+fn steps(positions: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = positions.end;
+    positions.step_by(STEP_ROWS).map(move |first| first..end.min(first + STEP_ROWS as u64))
 }
 
 /// The integers of an array.

@@ -80,7 +80,7 @@ impl Namespace {
     /// They can be found no more, but are visible to handles until [`Namespace::clear`] has retired them.
     pub(in crate::store) fn begin_removal(&self, with_tensors: bool) -> Outcome<Removed> {
         let mut inner = self.inner.lock();
-        inner.check_hold()?;
+        inner.commits.check()?;
         let n = inner.tensors.len().max(inner.revealed.len());
         if !with_tensors && n > 0 {
             let text = format!(

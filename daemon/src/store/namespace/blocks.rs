@@ -269,7 +269,7 @@ impl Namespace {
     fn check_change(&self, inner: &mut Inner, key: &Key, changes: &[Change], intent: Intent) -> Outcome<()> {
         self.keyed(inner, key)?;
         if intent == Intent::Update {
-            inner.check_hold()?;
+            inner.commits.check()?;
         }
         if inner.directory.epoch() >= tierpack_shm::epoch::MAX_EPOCH - 1 {
             return Err(end_of_clock());

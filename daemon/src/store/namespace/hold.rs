@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tierpack_shm::message::{ErrorCode, Refusal, Reply};
 
-use super::{Inner, Namespace};
+use super::Namespace;
 use crate::store::Outcome;
 use crate::store::access::{Caller, Right};
 
@@ -52,14 +52,17 @@ impl Commits {
         }
     }
 
-    /// Refuses a commit while there is a hold.
-    fn check(&mut self) -> Outcome<()> {
-        if self.hold.is_none() {
-            return Ok(());
-        }
-        let now = Instant::now();
+    /// Ends a hold that has lasted for as long as one may.
+    fn expire(&mut self, now: Instant) {
         self.end(now, |hold| now >= hold.began + LIMIT);
-        match &self.hold {
+    }
+
+    /// Refuses a commit while there is a hold.
+    pub(super) fn check(&mut self) -> Outcome<()> {
+        if self.hold.is_some() {
+            self.expire(Instant::now());
+        }
+        match self.hold {
             Some(_) => {
                 Err(busy("a client is opening the tensors of this namespace as of one moment: try again"))
             }
@@ -69,7 +72,7 @@ impl Commits {
 
     fn begin(&mut self, session: u64, uid: u32) -> Outcome<()> {
         let now = Instant::now();
-        self.end(now, |hold| now >= hold.began + LIMIT);
+        self.expire(now);
         match &self.hold {
             Some(hold) if hold.session == session => {}
             Some(_) => return Err(busy("another client holds the commits of this namespace: try again")),
@@ -112,13 +115,6 @@ impl Namespace {
     /// Lets commits go on.
     pub(crate) fn release(&self, session: u64) {
         self.inner.lock().commits.end(Instant::now(), |hold| hold.session == session);
-    }
-}
-
-impl Inner {
-    /// Refuses what is one step under the lock while there is a hold.
-    pub(super) fn check_hold(&mut self) -> Outcome<()> {
-        self.commits.check()
     }
 }
 
