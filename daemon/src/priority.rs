@@ -51,7 +51,8 @@ mod tests {
         let daemon = Embedded::start(&config).unwrap();
         let own = getpriority_process(None).unwrap();
         let low = (own + NICENESS).min(HIGHEST);
-        let expected = [("tierpackd", own), ("look-ups", own), ("worker", low), ("background", low)];
+        let expected =
+            [("tierpackd", own), ("look-ups", own), ("worker", low), ("background", low), ("freer", low)];
         let started = Instant::now();
         // Threads start one after the other, those of other tests as well.
         let is_right = |threads: &BTreeSet<(String, i32)>| {

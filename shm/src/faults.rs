@@ -96,6 +96,8 @@ points! {
     StatsTurn = "daemon.thread.stats",
     /// A thread of the closer has taken a descriptor, and not closed it.
     CloserTurn = "daemon.thread.closer",
+    /// The thread that frees segments has one that nobody maps any more.
+    FreerTurn = "daemon.thread.freer",
     /// The log writer has taken a line, and not written it.
     LogTurn = "daemon.thread.log",
     /// The daemon is about to take in a connection that waits.

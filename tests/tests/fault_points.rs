@@ -125,7 +125,7 @@ fn plan(point: Point) -> Plan {
         Point::SegmentReceived => Plan::Session(Request::PutBig),
         Point::SegmentUnmapping => Plan::Session(Request::RemoveBig),
         Point::ChunkSent | Point::BeforeCommit => Plan::Caller(&[("put", RAW), ("put", CODED)]),
-        Point::StatsTurn | Point::CloserTurn | Point::LogTurn => Plan::Thread,
+        Point::StatsTurn | Point::CloserTurn | Point::FreerTurn | Point::LogTurn => Plan::Thread,
         Point::Accept | Point::SegmentCreate | Point::PageCreate | Point::Seal | Point::SegmentMap => {
             Plan::Errno
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::libc::linger;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{setsockopt, sockopt};
-use tierpack_client::{Client, Dtype};
+use tierpack_client::{Client, Dtype, Tensors};
 use tierpack_shm::faults::Point;
 use tierpack_shm::message::{
     ClientMessage, DaemonMessage, ErrorCode, NamespaceChange, Refusal, Reply, Request, SegmentId, encode,
@@ -192,6 +192,26 @@ fn who_unmaps_nothing_is_named_and_ended_and_its_memory_counts_until_it_is_gone(
     assert!(ended.pool.returning_bytes > 32 * MIB, "it may map the segments still");
     drop(peer);
     eventually("the return of the memory", || (daemon.stats().pool.returning_bytes == 0).then_some(()));
+}
+
+#[test]
+fn memory_is_freed_while_everybody_is_served() {
+    let daemon = Daemon::with_faults(PROGRAM, &["--pool-size", "64MiB", "--lock", "off"]);
+    let client = daemon.client();
+    let ghost = client.namespace("ghost").expect("a name");
+    put(&client, "large", 16 * MIB).expect("room");
+    put(&ghost, "large", 16 * MIB).expect("room");
+    daemon.arm(Point::FreerTurn, "pause");
+    client.remove("large").expect("it is there");
+    ghost.remove_namespace(Tensors::Remove).expect("it is ours");
+    drop(ghost);
+    eventually("memory that waits to be freed", || {
+        (daemon.stats().pool.returning_bytes > 16 * MIB).then_some(())
+    });
+    put(&client, "kept", MIB).expect("room");
+    assert_eq!(daemon.client().list().expect("newcomers are served").len(), 1);
+    daemon.arm(Point::FreerTurn, "off");
+    eventually("the memory", || (daemon.stats().pool.returning_bytes == 0).then_some(()));
 }
 
 /// Times that the main thread of a process, which is the poll loop, has gone to sleep.

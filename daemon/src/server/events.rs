@@ -51,6 +51,15 @@ pub(crate) enum Event {
         /// The segment.
         segment: Arc<Segment>,
     },
+    /// The memory of a retired segment is free.
+    Freed {
+        /// Its namespace, and which it was.
+        segment: (u32, SegmentId),
+        /// Its bytes.
+        len: u64,
+        /// Whether it was page-locked.
+        was_locked: bool,
+    },
     /// Owner, group or mode of a namespace have changed: who may not read it now loses it.
     RightsChanged {
         /// Which.

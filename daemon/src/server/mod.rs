@@ -42,7 +42,7 @@ use events::{Event, Inbox};
 use poller::{Poller, Source};
 use queue::Class;
 use requests::Workers;
-use returns::Returning;
+use returns::{Freer, Returning};
 use session::{Passed, Session};
 use shares::Shares;
 
@@ -70,6 +70,7 @@ pub struct Server {
     stats: crate::stats_socket::StatsThread,
     poller: Poller,
     closer: Arc<Closer>,
+    freer: Freer,
     /// Sessions that are not read for now.
     paused: Vec<u64>,
     sessions: BTreeMap<u64, Session>,
@@ -102,6 +103,7 @@ impl Server {
         let (events, inbox) = events::channel()?;
         let poller = Poller::new()?;
         let closer = Arc::new(Closer::start(events.clone())?);
+        let freer = Freer::start(events.clone())?;
         let front = Front::open(config, Arc::clone(&closer))?;
         let (store, tasks) = Store::new(config, events.clone())?;
         let store = Arc::new(store);
@@ -121,6 +123,7 @@ impl Server {
             stats,
             poller,
             closer,
+            freer,
             paused: Vec::new(),
             sessions: BTreeMap::new(),
             members: BTreeMap::new(),
@@ -390,6 +393,7 @@ impl Server {
                 }
                 Event::RightsChanged { namespace } => self.revoke(namespace),
                 Event::Retire { namespace, id, segment } => self.retire_segment(namespace, id, segment),
+                Event::Freed { segment, len, was_locked } => self.store.returned(segment, len, was_locked),
                 Event::CaughtUp => self.resume(Session::is_open),
                 Event::Panicked(text) => return Err(Error::Panicked { text }),
             }

@@ -1,22 +1,83 @@
-//! Segments on their way back to the system: each waits until nobody maps it any more.
+//! Segments on their way back to the system: each waits until nobody maps it any more, then a thread frees its memory.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use crossbeam::channel::{Receiver, Sender, unbounded};
 use tierpack_shm::error::{Error, MessageFault};
 use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{DaemonMessage, SegmentId};
 use tierpack_shm::segment::Segment;
 
 use super::Server;
+use super::events::{Event, Events};
 use super::session::Session;
+use crate::error::{Error as DaemonError, Result as DaemonResult};
+use crate::priority;
 
 /// A segment that was retired and that some sessions still map.
 #[derive(Debug)]
 pub(super) struct Returning {
     segment: Arc<Segment>,
     holders: BTreeSet<u64>,
+}
+
+/// A segment that nobody maps any more, and its namespace.
+type Unused = (u32, SegmentId, Arc<Segment>);
+
+/// Frees the memory of segments in a thread of its own: the kernel takes a millisecond for 6 MiB.
+///
+/// What waits for it is bounded: it counts against the pool until [`Event::Freed`].
+#[derive(Debug)]
+pub(super) struct Freer {
+    /// Present until it is dropped.
+    sender: Option<Sender<Unused>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Freer {
+    /// # Errors
+    /// [`DaemonError::Thread`] when the system starts none.
+    pub(super) fn start(events: Events) -> DaemonResult<Self> {
+        let (name, (sender, receiver)) = ("freer", unbounded());
+        let run = move || {
+            priority::lower();
+            // The pool would wait for its memory for ever.
+            if catch_unwind(AssertUnwindSafe(|| free(&receiver, &events))).is_err() {
+                events.send(Event::Panicked("the thread that frees segments panicked".to_owned()));
+            }
+        };
+        let started = thread::Builder::new().name(name.to_owned()).spawn(run);
+        let thread = started.map_err(|source| DaemonError::Thread { name, source })?;
+        Ok(Self { sender: Some(sender), thread: Some(thread) })
+    }
+
+    fn free(&self, unused: Unused) {
+        let sent = self.sender.as_ref().map(|sender| sender.send(unused));
+        // Fails only when the thread has panicked, and then the daemon ends.
+        debug_assert!(sent.is_some(), "the sender is there until the end");
+    }
+}
+
+impl Drop for Freer {
+    fn drop(&mut self) {
+        self.sender = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join().is_ok();
+        }
+    }
+}
+
+fn free(receiver: &Receiver<Unused>, events: &Events) {
+    for (namespace, id, segment) in receiver {
+        let (len, was_locked) = (segment.len(), segment.is_locked());
+        reach(Point::FreerTurn);
+        drop(segment);
+        events.send(Event::Freed { segment: (namespace, id), len, was_locked });
+    }
 }
 
 impl Server {
@@ -37,7 +98,7 @@ impl Server {
         }
         reach(Point::SegmentRetired);
         if holders.is_empty() {
-            return self.store.returned(namespace, id, segment);
+            return self.freer.free((namespace, id, segment));
         }
         self.returning.insert((namespace, id), Returning { segment, holders });
     }
@@ -81,7 +142,7 @@ impl Server {
             session.unmapping_bytes = session.unmapping_bytes.saturating_sub(len);
         }
         if is_last && let Some(done) = self.returning.remove(&(namespace, id)) {
-            self.store.returned(namespace, id, done.segment);
+            self.freer.free((namespace, id, done.segment));
         }
     }
 

@@ -159,16 +159,15 @@ impl Store {
         // Under the lock that others need to find it: nobody can begin to use what has one owner now.
         let dropped: Vec<_> = self.namespaces.write().extract_if(.., |_, found| is_unused(found)).collect();
         for (name, namespace) in dropped {
-            self.give_back(&namespace);
+            self.return_segments(&namespace);
             tracing::info!(namespace = name, "namespace dropped: no put into it was committed");
         }
     }
 
-    /// Gives the budget what the segments of a namespace took that nobody maps or finds any more.
-    fn give_back(&self, namespace: &Namespace) {
-        for segment in namespace.bury() {
-            self.budget.start_return(segment.len());
-            self.budget.end_return(segment.len(), segment.is_locked());
+    /// Returns the memory of a namespace that nobody maps or finds any more.
+    fn return_segments(&self, namespace: &Namespace) {
+        for (id, segment) in namespace.bury() {
+            self.return_segment(namespace, id, segment);
         }
     }
 
@@ -179,7 +178,7 @@ impl Store {
             if !namespace.is_abandoned() {
                 return true;
             }
-            self.give_back(namespace);
+            self.return_segments(namespace);
             false
         });
     }

@@ -434,10 +434,15 @@ impl Store {
         let mut any = false;
         namespace.take_free_segments(keep, |id, segment| {
             any = true;
-            self.budget.start_return(segment.len());
-            self.events.send(Event::Retire { namespace: namespace.id.namespace, id, segment });
+            self.return_segment(namespace, id, segment);
         });
         any
+    }
+
+    /// Begins the return of a segment that its namespace no longer has.
+    fn return_segment(&self, namespace: &Namespace, id: SegmentId, segment: Arc<Segment>) {
+        self.budget.start_return(segment.len());
+        self.events.send(Event::Retire { namespace: namespace.id.namespace, id, segment });
     }
 
     /// Returns the spare segments of namespaces in which nothing was stored since the last call.
@@ -447,10 +452,8 @@ impl Store {
         }
     }
 
-    /// Ends the return of a segment: no client maps it any more.
-    pub(crate) fn returned(&self, namespace: u32, id: SegmentId, segment: Arc<Segment>) {
-        let (len, was_locked) = (segment.len(), segment.is_locked());
-        drop(segment);
+    /// Ends the return of a segment: its memory is free.
+    pub(crate) fn returned(&self, (namespace, id): (u32, SegmentId), len: u64, was_locked: bool) {
         let all = self.all_namespaces();
         if let Some(namespace) = all.iter().find(|found| found.id.namespace == namespace) {
             namespace.vacate(id);

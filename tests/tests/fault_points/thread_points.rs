@@ -7,12 +7,15 @@ use super::{PROGRAM, Plan, RAW, ROWS, Runs, SERVE, plan, put};
 
 const PANIC: &str = "a test ends this thread";
 
-/// Arms the point; a client comes and goes, which every one of these threads has something to do for.
+/// Arms the point; a client removes a tensor and goes, which every one of these threads has something to do for.
 fn panicked(point: Point) -> Daemon {
     let daemon = Daemon::with_faults(PROGRAM, &SERVE);
     put(&daemon.client(), "a", (1, 1), RAW, ROWS).expect("room");
     daemon.arm(point, &format!("1*panic({PANIC})"));
-    drop(tierpack_client::Client::builder().socket(daemon.socket()).connect());
+    let client = tierpack_client::Client::builder().socket(daemon.socket()).connect();
+    if point == Point::FreerTurn {
+        client.expect("it serves").remove("a").expect("it is there");
+    }
     daemon
 }
 
@@ -31,9 +34,11 @@ fn check(point: Point) -> String {
             put(&daemon.client(), "b", (2, 1), RAW, ROWS).expect("it serves");
             "goes on, and the stats say so".to_owned()
         }
-        Point::CloserTurn => {
+        Point::CloserTurn | Point::FreerTurn => {
             assert!(daemon.process().wait().code().is_some_and(|code| code > 0));
-            assert!(daemon.log().contains("a thread that closes descriptors panicked"), "{}", daemon.log());
+            let work = if point == Point::CloserTurn { "closes descriptors" } else { "frees segments" };
+            let text = format!("thread that {work} panicked");
+            assert!(daemon.log().contains(&text), "{}", daemon.log());
             "ends the daemon".to_owned()
         }
         _ => {

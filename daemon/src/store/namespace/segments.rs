@@ -89,11 +89,10 @@ impl Namespace {
     }
 
     /// Every segment, as the namespace goes: from now on it takes and gives none.
-    pub(in crate::store) fn bury(&self) -> Vec<Arc<Segment>> {
+    pub(in crate::store) fn bury(&self) -> Vec<(SegmentId, Arc<Segment>)> {
         let mut inner = self.inner.lock();
         inner.is_buried = true;
-        let both = [inner.directory.pool(), &inner.data];
-        both.into_iter().flat_map(|pool| pool.segments().map(|(_, segment)| Arc::clone(segment))).collect()
+        inner.present_segments()
     }
 
     /// Gives of every data segment again, those that are being emptied included.
