@@ -44,6 +44,8 @@ pub(crate) mod namespace;
 mod refit;
 mod room;
 mod shares;
+#[cfg(test)]
+mod testing;
 pub(crate) mod transaction;
 pub(crate) mod transfer;
 mod unmapping;

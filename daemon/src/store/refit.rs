@@ -22,6 +22,8 @@ use super::{Outcome, Store};
 
 mod check;
 mod run;
+#[cfg(test)]
+mod tests;
 
 use check::{Checked, Fitted};
 pub(super) use run::{Refit, end_refit};
