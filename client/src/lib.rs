@@ -95,6 +95,15 @@ pub use tierpack_shm::page::DeviceAccess;
 pub use tierpack_shm::stats::Stats;
 pub use tierpack_shm::types::{Access, CodecChoice, CodecId, Dtype, Prefer};
 
+/// The examples of the documents compile.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../docs/guide.md")]
+    struct Guide;
+}
+
 /// Everything may be used from any thread.
 const fn is_send_and_sync<T: Send + Sync>() {}
 const _: () = {

@@ -1,4 +1,4 @@
-//! The metrics: what README.md says of them is what the socket gives, and they count what happened.
+//! The metrics: what docs/operations.md says of them is what the socket returns, and they count what happened.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use tierpack_tests::http::{ask, metrics, sample};
 use tierpack_tests::{Daemon, eventually};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
-const README: &str = include_str!("../../README.md");
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
 fn start() -> Daemon {
     Daemon::start(PROGRAM, &["--pool-size", "32MiB", "--lock", "off"])
@@ -26,7 +26,7 @@ fn put_and_read(client: &Client) {
     handle.gather(&[1_u8, 2, 3]).expect("a gather");
 }
 
-/// The lines of README.md's table that these metrics should have.
+/// The lines of the table in docs/operations.md that these metrics should have.
 fn table(metrics: &str) -> Vec<String> {
     let mut help = "";
     // Name, type, text, and the labels of each sample.
@@ -71,11 +71,15 @@ fn labels(samples: &[&str]) -> String {
 }
 
 #[test]
-fn the_table_of_readme_is_what_the_socket_gives() {
+fn the_table_of_metrics_is_what_the_socket_returns() {
     let daemon = start();
     let expected = table(&metrics(&path(&daemon)));
-    let stated: Vec<&str> = README.lines().filter(|line| line.starts_with("| `tierpack_")).collect();
-    assert!(stated == expected, "the table of metrics in README.md should be:\n{}", expected.join("\n"));
+    let stated: Vec<&str> = OPERATIONS.lines().filter(|line| line.starts_with("| `tierpack_")).collect();
+    assert!(
+        stated == expected,
+        "the table of metrics in docs/operations.md should be:\n{}",
+        expected.join("\n")
+    );
     // Names end as their type asks for, and no name a client chose can be a label.
     for row in &expected {
         assert_eq!(row.contains("_total` |"), row.contains("| counter |"), "{row}");

@@ -1,6 +1,6 @@
 //! The stats document as Prometheus text, computed when it is asked for.
 //!
-//! A metric is one line here and one of README.md, whose table `tests/tests/metrics.rs` holds equal to this.
+//! A metric is one line here and one of docs/operations.md, whose table `tests/tests/metrics.rs` holds equal to this.
 //! Labels are literals: no name that a client chose can become one.
 
 use std::fmt::{Display, Write as _};
@@ -20,7 +20,7 @@ struct Text(String);
 /// Every metric.
 pub(super) fn text(stats: &Stats) -> String {
     let mut text = Text::default();
-    text.family("gauge", "tierpack_build_info", "the daemon's version, beside the value 1", &[(VERSION, 1)]);
+    text.family("gauge", "tierpack_build_info", "the daemon's version; the value is 1", &[(VERSION, 1)]);
     text.gauge("tierpack_uptime_seconds", "time since the daemon started", stats.uptime_s);
     state(stats, &mut text);
     requests(stats, &mut text);
@@ -70,12 +70,12 @@ fn reads(stats: &Stats, text: &mut Text) {
     text.counter("tierpack_gather_total", "calls of `gather` and `gather_into`", reads.gathers);
     text.counter("tierpack_view_total", "views taken", reads.views);
     text.counter("tierpack_device_get_total", "whole tensors that were decoded on a GPU", reads.device_gets);
-    text.counter("tierpack_device_bytes_total", "raw bytes that GPUs were given", reads.device_bytes);
+    text.counter("tierpack_device_bytes_total", "raw bytes sent to GPUs", reads.device_bytes);
     device_rows(reads, text);
-    text.counter("tierpack_rows_total", "rows that gathers gave", reads.rows);
-    text.counter("tierpack_read_bytes_total", "raw bytes that gets and gathers gave", reads.bytes);
-    text.counter("tierpack_misses_total", "blocks that were looked for in the pool in vain", reads.misses);
-    text.counter("tierpack_read_retries_total", "reads that had to begin anew", reads.retries);
+    text.counter("tierpack_rows_total", "rows returned by gathers", reads.rows);
+    text.counter("tierpack_read_bytes_total", "raw bytes returned by gets and gathers", reads.bytes);
+    text.counter("tierpack_misses_total", "blocks not found in the pool", reads.misses);
+    text.counter("tierpack_read_retries_total", "reads that were retried", reads.retries);
 }
 
 fn device_rows(reads: &Counts, text: &mut Text) {
@@ -111,11 +111,15 @@ fn drift(stats: &Stats, text: &mut Text) {
     let states = ["idle", "working", "held"].map(|state| u64::from(background.state == state));
     let states =
         [("state=\"idle\"", states[0]), ("state=\"working\"", states[1]), ("state=\"held\"", states[2])];
-    text.family("gauge", "tierpack_background_state", "1 beside what the background thread does", &states);
+    text.family("gauge", "tierpack_background_state", "1 for what the background thread does", &states);
     let refits = [("result=\"done\"", background.refits), ("result=\"failed\"", background.failures)];
     text.family("counter", "tierpack_refit_total", "refits, and background steps that failed", &refits);
     text.counter("tierpack_fold_total", "blocks that the background thread has folded", background.folds);
-    text.counter("tierpack_rewritten_bytes_total", "raw bytes stored anew", background.rewritten_bytes);
+    text.counter(
+        "tierpack_rewritten_bytes_total",
+        "raw bytes that were stored again",
+        background.rewritten_bytes,
+    );
     let held_ms = stats.sessions.iter().map(|session| session.held_ms).max().unwrap_or(0);
     let held = std::time::Duration::from_millis(held_ms).as_secs_f64();
     text.gauge("tierpack_held_seconds", "age of the oldest retired bytes that a lease holds", held);
