@@ -3,8 +3,7 @@
 // What may be read: a kernel reads at src in windows of 16 bytes, and so up to stored_len rounded up to a multiple of
 // 64, and nothing before src; of an overlay, its rows and their numbers. Extents of the pool are multiples of 64
 // bytes, and staging buffers are too.
-// What may be written: the raw bytes of the block, raw_len bytes at out, and Status; of encoders and counts, their
-// work memory and counters.
+// What may be written: the raw bytes of the block, raw_len bytes at out, and Status.
 #pragma once
 #include "common.cuh"
 
@@ -98,60 +97,3 @@ struct SparseForm {
   uint32_t slots_at;       // where its hash table starts: 512 slots of 2 bytes, each 0 or an index and 1; 0 without
 };
 static_assert(sizeof(SparseForm) == 32, "SparseForm");
-
-// One block to encode. Its work memory holds an EncodeResult, then a RecordNote per record, the slots, the output.
-struct EncodeJob {
-  uint64_t raw;            // address of the block's first raw byte, of any alignment
-  uint64_t form;           // address of the prepared metadata, a multiple of 16
-  uint64_t work;           // address of the job's work memory, a multiple of 16
-  uint32_t raw_len;        // raw bytes of the block
-  uint32_t runs;           // runs of the block
-  uint32_t records;        // records of each run
-  uint32_t record_bytes;   // raw bytes of a full record
-  uint32_t tail_bytes;     // raw bytes of the last record of each run
-  uint32_t record_stride;  // bytes of a full record in the front
-  uint32_t tail_stride;    // bytes of the last record of a run in the front
-  uint32_t front_len;      // bytes of the front
-  uint32_t slots_at;       // where the slots start, from work: a packed record each
-  uint32_t slot_bytes;     // bytes of a slot, a multiple of 16
-  uint32_t list_at;        // where its escapes start, from a slot of planes:4; 0 for the other codecs
-  uint32_t out_at;         // where front and overflow go, from work
-  uint32_t reserved[2];    // 0
-};
-static_assert(sizeof(EncodeJob) == 80, "EncodeJob");
-
-// What packing a record gave.
-struct RecordNote {
-  uint32_t body;           // its bytes, and NoteFlags
-  uint32_t chunks;         // chunks, or elements
-  uint32_t participating;  // those that the metadata shortened
-  uint32_t rest_at;        // where its rest, or its list of escapes, starts in the overflow
-};
-enum NoteFlag : uint32_t {
-  NOTE_RAW = 1u << 31,    // the body is the record's raw bytes, and stands in no slot
-  NOTE_UNFIT = 1u << 30,  // the record makes the whole block raw
-};
-static_assert(sizeof(RecordNote) == 16, "RecordNote");
-
-// What encoding a block gave.
-struct EncodeResult {
-  uint32_t overflow_len;   // bytes of the overflow
-  uint32_t unfit;          // 1: a record makes the whole block raw
-  uint32_t chunks;         // of all records
-  uint32_t participating;
-};
-static_assert(sizeof(EncodeResult) == 16, "EncodeResult");
-
-// Bytes to count in.
-struct CountJob {
-  uint64_t src;        // address of the first byte: of any alignment for count_bits, else that of a word
-  uint64_t counts;     // address of the counters, 4 bytes each; count_exponents: two words of 8 bytes before them
-  uint64_t bases;      // address of an exponent to subtract for each column, 2 bytes each; 0 without
-  uint32_t len;        // bytes
-  uint32_t period;     // count_bits: bytes after which the counters repeat; count_exponents: columns after which they do
-  uint32_t word_bytes; // count_exponents: bytes of a word
-  uint32_t exponent_bits;
-  uint32_t columns;    // count_exponents: columns after which the bases repeat
-  uint32_t reserved;
-};
-static_assert(sizeof(CountJob) == 48, "CountJob");

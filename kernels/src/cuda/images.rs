@@ -7,10 +7,6 @@
 pub enum Module {
     /// `decode.cu`: blocks and overlays.
     Decode,
-    /// `encode.cu`: blocks the other way round.
-    Encode,
-    /// `fit.cu`: counts that a fit starts from.
-    Fit,
     /// `gather.cu`: rows by their numbers, through a cache.
     Gather,
 }
@@ -28,15 +24,6 @@ impl Module {
                 "decode_sparse",
                 "overlay_rows",
             ],
-            Self::Encode => &[
-                "encode_records_ibp",
-                "encode_records_planes4",
-                "encode_records_planes3",
-                "encode_records_planes222",
-                "encode_records_sparse",
-                "place_records",
-            ],
-            Self::Fit => &["count_bits", "count_exponents"],
             Self::Gather => &["gather", "sweep_cache"],
         }
     }
@@ -69,10 +56,6 @@ macro_rules! images {
 // For example, the first: Image { name: "decode", arch: "compute_80", bytes: "decode.compute_80.ptx" }.
 static DECODE: Images =
     images!("decode": "compute_80"."ptx" "sm_80"."cubin" "sm_90"."cubin" "sm_100"."cubin" "sm_120"."cubin");
-static ENCODE: Images =
-    images!("encode": "compute_80"."ptx" "sm_80"."cubin" "sm_90"."cubin" "sm_100"."cubin" "sm_120"."cubin");
-static FIT: Images =
-    images!("fit": "compute_80"."ptx" "sm_80"."cubin" "sm_90"."cubin" "sm_100"."cubin" "sm_120"."cubin");
 static GATHER: Images =
     images!("gather": "compute_80"."ptx" "sm_80"."cubin" "sm_90"."cubin" "sm_100"."cubin" "sm_120"."cubin");
 
@@ -85,8 +68,6 @@ const CAPABILITIES: [(i32, i32); 4] = [(8, 0), (9, 0), (10, 0), (12, 0)];
 pub fn choose(module: Module, major: i32, minor: i32) -> Image {
     let [ptx, code @ ..] = match module {
         Module::Decode => &DECODE,
-        Module::Encode => &ENCODE,
-        Module::Fit => &FIT,
         Module::Gather => &GATHER,
     };
     let fits = |&(_, (its_major, its_minor)): &(&Image, (i32, i32))| its_major == major && its_minor <= minor;
@@ -98,7 +79,7 @@ pub fn choose(module: Module, major: i32, minor: i32) -> Image {
 mod tests {
     use super::*;
 
-    const MODULES: [Module; 4] = [Module::Decode, Module::Encode, Module::Fit, Module::Gather];
+    const MODULES: [Module; 2] = [Module::Decode, Module::Gather];
 
     #[test]
     fn devices_get_code_of_their_own_architecture() {
@@ -122,7 +103,7 @@ mod tests {
 
     #[test]
     fn images_are_what_their_names_say() {
-        for (module, images) in MODULES.into_iter().zip([&DECODE, &ENCODE, &FIT, &GATHER]) {
+        for (module, images) in MODULES.into_iter().zip([&DECODE, &GATHER]) {
             for image in images {
                 assert_eq!(image.name, choose(module, 9, 0).name);
                 let is_code = image.arch.starts_with("sm_");

@@ -2,16 +2,13 @@
 //!
 //! `abi` holds the structs of `kernels/cuda/shared.h`, `form` the metadata as the kernels read them, and `launch`
 //! makes jobs of checked blocks and plans the launches.
-//! `encode` and `count` do the same for encoding and for the counts that a fit starts from.
 //! `gather` is the same for rows by their numbers, through a cache in device memory.
 //! None of them needs a driver.
 //! `images` holds the compiled kernels, and `driver` runs them.
 
 pub mod abi;
-pub mod count;
 #[cfg(feature = "cuda")]
 pub mod driver;
-pub mod encode;
 pub mod form;
 pub mod gather;
 #[cfg(feature = "cuda")]

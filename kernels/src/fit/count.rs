@@ -1,8 +1,7 @@
 //! Counts of ones per bit position, and the masks that a threshold makes of them.
 
-use tierpack_shm::types::index;
+use tierpack_shm::types::{Access, index};
 
-use super::counts::groups_start_at_rows;
 use super::search::Words;
 use crate::coder::GROUP_BYTES;
 use crate::geometry::Geometry;
@@ -39,7 +38,7 @@ impl Counts {
     /// Counts by position in a group of 8 bytes of a run.
     pub(super) fn by_group(words: &[Words], geometry: &Geometry) -> Self {
         let mut counts = Self::new(GROUP_BYTES);
-        if !groups_start_at_rows(geometry) {
+        if geometry.access() != Access::Rows || geometry.row_bytes().is_multiple_of(8) {
             words.iter().for_each(|block| counts.add(&block.bytes));
         } else if geometry.row_bytes() <= MAX_COLUMNS_ROW_BYTES {
             counts.merge(&Self::by_column(words, geometry));

@@ -12,7 +12,6 @@
 mod bases;
 mod choice;
 mod count;
-pub mod counts;
 mod ibp;
 mod measure;
 mod pieces;

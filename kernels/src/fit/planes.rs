@@ -2,7 +2,6 @@
 
 use tierpack_shm::types::index;
 
-use super::counts::{DroppedBits, ExponentCounts};
 use super::measure::{Measured, each_record, measure as measure_lens};
 use super::search::Words;
 use crate::bits::{low, read_word};
@@ -85,12 +84,6 @@ impl Statistics {
         Self { dropped, counts, by_column: Some((bases.into(), reduced)) }
     }
 
-    /// As callers outside see them.
-    pub(super) fn into_counts(self) -> ExponentCounts {
-        let by_column = self.by_column.map(|(bases, reduced)| (bases.into_vec(), reduced));
-        ExponentCounts { counts: self.counts, by_column, dropped: self.dropped.into() }
-    }
-
     /// Without bases, and with one per column where the tensor has columns.
     pub(super) fn candidates(&self, schedule: Schedule, parts: Parts) -> Vec<metadata::Planes> {
         let form = |counts: &[u64], bases: Option<Box<[u16]>>| {
@@ -133,17 +126,6 @@ pub(super) fn dropped_of(parts: Parts, model: u64, changed: u64) -> Dropped {
         left &= !(low(bits) << first);
     }
     if best.bits < LEAST_DROPPED { Dropped::default() } else { best }
-}
-
-impl From<Dropped> for DroppedBits {
-    fn from(Dropped { first, bits, value }: Dropped) -> Self {
-        Self { first, bits, value }
-    }
-}
-
-/// The base of a column whose exponents were counted.
-pub(super) fn base_of(counts: &[u32]) -> u16 {
-    exponent(median(counts))
 }
 
 /// The lower median of counted exponents.

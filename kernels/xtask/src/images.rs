@@ -13,7 +13,7 @@ use crate::report::{self, Usage};
 use crate::{sass, sources};
 
 /// Each module is a source file of this name.
-const MODULES: [&str; 4] = ["decode", "encode", "fit", "gather"];
+const MODULES: [&str; 2] = ["decode", "gather"];
 
 /// The virtual architecture of the PTX, and the real ones of the cubins.
 const ARCHS: [&str; 5] = ["compute_80", "sm_80", "sm_90", "sm_100", "sm_120"];
@@ -251,7 +251,7 @@ mod tests {
         let (sources, images) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let write_images = |ptx: &str| {
             for arch in ARCHS {
-                fs::write(images.path().join(image_name("fit", arch)), ptx).unwrap();
+                fs::write(images.path().join(image_name("gather", arch)), ptx).unwrap();
             }
         };
         fs::write(sources.path().join("x.cuh"), "KERNEL void a(int n) {}\nEXPORT_KERNEL(a)\n").unwrap();

@@ -69,8 +69,6 @@ pub(crate) const ISLANDS: &[&str] = &[
     "tests/src/bin/test_client/fork.rs",
     "tests/tests/conformance/simulated.rs",
     "tests/tests/conformance_driver/driver.rs",
-    "tests/tests/conformance_driver/memory.rs",
-    "tests/tests/conformance_encode/device.rs",
     "tests/tests/device_coherence/stream.rs",
     "tests/tests/device_graph/captured.rs",
     "tests/tests/device_raw.rs",
