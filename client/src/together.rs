@@ -25,7 +25,7 @@ impl Client {
     /// Gets several tensors, all of one moment: of tensors that one transaction replaces, never some old and some new.
     ///
     /// # Errors
-    /// As [`Handle::get`], with the tensor's name; [`Error::Deadline`] when they are replaced again and again.
+    /// As [`Handle::get`], with the tensor's name; [`Error::Deadline`](crate::Error::Deadline) when they are replaced again and again.
     pub fn get_many(&self, tensors: &[&Handle]) -> Result<Vec<Tensor>> {
         let take = |handle: &&Handle| handle.new_tensor().map_err(|error| error.of(handle, tensors.len()));
         let mut all: Vec<Tensor> = tensors.iter().map(take).collect::<Result<_>>()?;
@@ -37,7 +37,7 @@ impl Client {
     /// [`Handle::gather`].
     ///
     /// # Errors
-    /// As [`Handle::gather`], with the tensor's name; [`Error::Deadline`] when they are replaced again and again.
+    /// As [`Handle::gather`], with the tensor's name; [`Error::Deadline`](crate::Error::Deadline) when they are replaced again and again.
     pub fn gather_many<I: RowId>(&self, gathers: &[(&Handle, &[I])]) -> Result<Vec<Tensor>> {
         let take = |&(handle, rows): &(&Handle, &[I])| {
             handle.new_rows(rows).map_err(|error| error.of(handle, gathers.len()))
