@@ -2,7 +2,7 @@
 //!
 //! A buffer is a whole number of 64-byte lines, a power of two of them, and goes back to the queue of its class when
 //! the tensor that owns it is dropped.
-//! It is zeroed when it is made and never again: whoever takes it overwrites what it shows.
+//! It is zeroed when it is made and never again: its taker overwrites what it shows.
 //! What is kept is bounded by number and by bytes; more than that goes back to the system.
 
 use std::mem::ManuallyDrop;
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 const CLASSES: usize = 25;
 /// Buffers that a class keeps.
 const PER_CLASS: usize = 4;
-/// What a client keeps unless told otherwise.
+/// What a client keeps by default.
 pub(crate) const DEFAULT_KEPT_BYTES: u64 = 1 << 30;
 
 /// What buffers are made of, so that every dtype is aligned in them, and a cache line starts with a row.

@@ -17,7 +17,7 @@ use crate::shared::Shared;
 
 /// The namespace of a client that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
-/// How long a call waits for the daemon unless told otherwise.
+/// How long a call waits for the daemon by default.
 pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Settings of a [`Client`].

@@ -8,7 +8,7 @@ use tierpack_shm::types::index;
 
 use crate::error::{Error, Result};
 
-/// Bytes in the message, or in a sealed memory file beside it.
+/// Bytes in the message, or in a sealed memory file that comes with it.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) blob: Blob,

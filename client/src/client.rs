@@ -27,8 +27,8 @@ use crate::tensor::Tensor;
 
 /// A connection to a daemon, bound to one namespace; cheap to clone, for any number of threads.
 ///
-/// When the daemon has hung up, the next call that needs it connects anew.
-/// A fork of the process that connected cannot use it: every call gives [`Error::Forked`] at once.
+/// When the daemon has hung up, the next call that needs it connects again.
+/// A fork of the process that connected cannot use it: every call returns [`Error::Forked`] at once.
 #[derive(Clone, Debug)]
 pub struct Client {
     pub(crate) shared: Arc<Shared>,

@@ -6,7 +6,7 @@
 //!
 //! An index is used again for another generation, so a kept coder counts only if its number is the one in the table.
 //! Within one guard that is asked once per index: a generation index retires as an extent does, so an index that a
-//! word named under this guard's lease is not entered anew before the lease ends.
+//! word named under this guard's lease is not entered again before the lease ends.
 //! It is asked before the lease is finished: what is entered later is not held. Each batch of a call asks again.
 //! An index that no word has named yet may be entered meanwhile, but that happens before the word that names it is
 //! stored, and nothing looks at an entry before such a word was loaded.
@@ -25,7 +25,7 @@ use tierpack_shm::types::{BlockWord, index};
 
 use crate::handle::{Fault, Opened};
 
-/// Coders that are kept per index: so often is one used again before all are made anew.
+/// Coders that are kept per index; when these are full, the whole set is rebuilt.
 const KEPT_PER_INDEX: usize = 4;
 
 /// The coders that a handle has built, by index in the generation table.

@@ -75,7 +75,7 @@ pub enum Error {
         /// Protocol and layout of the daemon.
         daemon: (u16, u16),
     },
-    /// The daemon sent what the protocol does not allow; the connection is given up.
+    /// The daemon sent what the protocol does not allow; the connection is closed.
     #[error("the daemon broke the protocol during: {operation}")]
     Protocol {
         /// What was asked.

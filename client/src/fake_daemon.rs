@@ -72,7 +72,7 @@ impl Peer {
         self.send(&DaemonMessage::Reply { id, result }, &[]);
     }
 
-    /// As [`Peer::reply`], to a client that may have given up.
+    /// As [`Peer::reply`], to a client that may have stopped waiting.
     pub(crate) fn reply_if_there(&self, id: u64, reply: Reply) {
         let message = DaemonMessage::Reply { id, result: Ok(reply) };
         let _ = send(&self.0, &encode(&message).unwrap(), &[]).is_ok();

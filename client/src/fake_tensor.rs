@@ -172,7 +172,7 @@ impl FakeTensor {
         index(shape.byte_offset)..index(shape.byte_offset + shape.raw_bytes)
     }
 
-    /// Encodes a block, and gives the word that would show it.
+    /// Encodes a block, and returns the word that would show it.
     pub(crate) fn block(&mut self, block_idx: u64, raw: &[u8], coder: Option<(u8, &Coder)>) -> BlockWord {
         let encoding = coder.map_or(Encoding::Raw, |(_, coder)| Encoding::Coded(coder));
         let mut out = Vec::new();

@@ -144,7 +144,7 @@ enum Found<'a> {
     Coded(Rows<'a>, u64),
 }
 
-/// Gives rows of a tensor whose blocks may be raw, encoded, or changed by overlays.
+/// Reads rows of a tensor whose blocks may be raw, encoded, or changed by overlays.
 fn decode_rows<A, I: RowId>(
     coders: &Coders<'_, A>,
     (rows, found): (&[I], &[BlockWord]),

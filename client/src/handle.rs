@@ -2,7 +2,7 @@
 //!
 //! Reads run in [`Handle::attempt`], which is the only place that knows what a missing guard means.
 //! A handle whose tensor was replaced, or whose daemon is gone, is opened again and the read goes on, as long as
-//! dtype, shape and row length are what they were; else the caller is told.
+//! dtype, shape and row length are what they were; else the caller gets an error.
 //! No guard is held while waiting: the daemon may be waiting for it.
 
 use std::mem::ManuallyDrop;
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::protocol::ProtocolFault;
 use crate::session::Session;
 
-/// Times that one call connects anew.
+/// Times that one call connects again.
 const MAX_HANG_UPS: u32 = 2;
 
 /// An open tensor; cheap to clone, for any number of threads.
@@ -50,7 +50,7 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) geometry: Geometry,
-    /// That of the tensor when it was opened: a refit may have given it another since.
+    /// That of the tensor when it was opened: a refit may have changed it since.
     pub(crate) codec: CodecId,
     pub(crate) slot: SlotRef,
     pub(crate) coders: KeptCoders,
@@ -243,7 +243,7 @@ impl Handle {
 
     /// Runs `read` until it succeeds or fails for good.
     ///
-    /// `read` takes its guard from what it is given and drops it before it returns.
+    /// `read` takes its guard from what is passed and drops it before it returns.
     #[inline]
     pub(crate) fn attempt<T>(
         &self,

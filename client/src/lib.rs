@@ -5,9 +5,9 @@
 //!
 //! Limits: only the daemon writes the pool, so every change goes through it.
 //! One client has 1024 leases per namespace: as many reads and [`View`]s at a time.
-//! A [`Client`] and all that comes from it belong to the process that connected; in a fork every call gives
+//! A [`Client`] and all that comes from it belong to the process that connected; in a fork every call returns
 //! [`Error::Forked`] at once, and dropping them is harmless.
-//! A [`Gpu`] is opened by whoever wants one; nothing else here looks for a driver.
+//! A [`Gpu`] is opened by programs that want one; nothing else here looks for a driver.
 //!
 //! ```
 //! use tierpack_client::{Client, Dtype};

@@ -10,7 +10,7 @@ impl Client {
     /// Makes the namespace of this client, owned by the caller; mode 0600 and no quota unless `change` says otherwise.
     ///
     /// # Errors
-    /// [`Error::NamespaceExists`], [`Error::Denied`] for an owner or group that is not the caller's to give.
+    /// [`Error::NamespaceExists`], [`Error::Denied`] for an owner or group that the caller may not set.
     pub fn create_namespace(&self, change: &NamespaceChange) -> Result<()> {
         let (namespace, change) = (self.namespace_name().to_owned(), change.clone());
         self.administer("create a namespace", Request::NamespaceCreate { namespace, change })

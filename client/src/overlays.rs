@@ -21,7 +21,7 @@ use tierpack_shm::types::{BlockWord, index};
 /// A walk down a chain.
 #[derive(Debug)]
 pub(crate) struct Chain<S> {
-    /// Gives the stored bytes that a word addresses, as many as asked for.
+    /// Returns the stored bytes that a word addresses, as many as asked for.
     stored: S,
     next: BlockWord,
     row_bytes: u64,

@@ -66,7 +66,7 @@ impl Subject<'_> {
     }
 }
 
-/// The error that a refusal becomes: the one place where codes are told apart.
+/// The error that a refusal becomes: the one place that looks at codes.
 pub(crate) fn refused(refusal: Refusal, subject: &Subject<'_>, deadline_seconds: f64) -> Error {
     let operation = subject.operation;
     let (namespace, name) = (subject.namespace.to_owned(), subject.name.to_owned());

@@ -94,7 +94,7 @@ impl Client {
         self.put_from(name, dtype, shape, &mut Cursor::new(bytes), &options)
     }
 
-    /// Stores a tensor whose bytes lie in `source` from where it stands, such as a file: the codec is chosen by parts of
+    /// Stores a tensor whose bytes lie in `source` from its position, such as a file: the codec is chosen by parts of
     /// the whole tensor, which are read first.
     ///
     /// # Errors

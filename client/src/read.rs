@@ -105,7 +105,7 @@ impl Handle {
         shape
     }
 
-    /// Checks every row number; gives the bytes of all rows.
+    /// Checks every row number; returns the bytes of all rows.
     #[inline]
     pub(crate) fn check_rows<I: RowId>(&self, rows: &[I]) -> Result<u128> {
         let geometry = self.geometry();

@@ -12,7 +12,7 @@ pub trait RowId: Copy + sealed::Sealed {
     #[doc(hidden)]
     fn row(self) -> Option<u64>;
 
-    /// The number as it was given, for errors.
+    /// The number as it was passed, for errors.
     #[doc(hidden)]
     fn value(self) -> i128;
 }

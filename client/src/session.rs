@@ -338,7 +338,7 @@ impl Inner {
         self.state.lock().waiters.remove(&id);
     }
 
-    /// Takes back a put that the daemon began after its caller had given up: nobody else knows its id.
+    /// Takes back a put that the daemon began after its caller had stopped waiting: nobody else knows its id.
     fn abort_put(&self, transfer: u64) {
         // Relaxed: an id only has to be unique. Nobody waits for the reply.
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -402,7 +402,7 @@ impl Inner {
         self.table.lock().clear();
     }
 
-    /// Ends the session: no guard is given any more, and nobody waits any more.
+    /// Ends the session: no guard is created any more, and nobody waits any more.
     fn end(&self, end: End) {
         match end {
             End::SocketClosed => self.link.lose(),

@@ -1,6 +1,6 @@
 //! What all clones of a client share: the settings, the buffers, and the session of the moment.
 //!
-//! A call that needs the daemon asks for the session; when that one has hung up, one thread connects anew while the
+//! A call that needs the daemon asks for the session; when that one has hung up, one thread connects again while the
 //! others wait for it.
 //! Lock: `link`; it is never held while connecting or while a session ends.
 

@@ -70,7 +70,7 @@ pub(crate) fn read_until(path: &Path, deadline: &Deadline) -> Result<String> {
     })
 }
 
-/// A path that is too long for an address, as that beside a control socket of 107 bytes is, is reached through a
+/// A path that is too long for an address, as that next to a control socket of 107 bytes is, is reached through a
 /// descriptor of the socket's file.
 fn connect(path: &Path, deadline: &Deadline) -> core::result::Result<UnixStream, Errno> {
     if path.as_os_str().as_bytes().len() <= MAX_PATH_BYTES {

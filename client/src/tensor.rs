@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::buffers::Buffer;
 use crate::error::{Error, Result};
 
-/// A tensor's dtype, shape and bytes: what `get` and `gather` give.
+/// A tensor's dtype, shape and bytes: what `get` and `gather` return.
 ///
 /// The bytes are row-major, little-endian, and aligned to 64 bytes.
 /// They lie in a buffer that the client uses again once the tensor is dropped.

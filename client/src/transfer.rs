@@ -118,7 +118,7 @@ impl<'a> Transfer<'a> {
         self.finish_chunk()
     }
 
-    /// Sends parts of the whole tensor, which starts where the source stands; the codec is chosen by them.
+    /// Sends parts of the whole tensor, which starts at the position of the source; the codec is chosen by them.
     fn send_sample(&self, source: &mut (impl Read + Seek)) -> Result<()> {
         let geometry = &self.geometry;
         let pieces = pieces(geometry, 0..geometry.n_blocks(), seed(self.subject.name, 0));

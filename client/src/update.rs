@@ -2,7 +2,7 @@
 //!
 //! Rows are cut into requests of consecutive pieces; a row that fits a block is one piece, a longer one has one per
 //! block.
-//! The daemon makes a request visible as a whole and then answers, so that whoever has the answer reads what it wrote.
+//! The daemon makes a request visible as a whole and then answers: a caller that has the answer reads what it wrote.
 //! A request may be repeated: it writes the same values to the same rows.
 
 use std::io;
@@ -31,7 +31,7 @@ const NUMBER_BYTES: u64 = 8;
 type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a;
 
 impl Handle {
-    /// Gives rows new values and returns the tensor's revision then.
+    /// Updates rows and returns the tensor's revision then.
     ///
     /// `values` are the rows one behind the other, row-major and little-endian: `rows.len()` times
     /// [`Handle::row_bytes`] bytes.
@@ -160,7 +160,7 @@ impl Handle {
 }
 
 impl Client {
-    /// Opens a tensor and gives rows new values; returns its revision then.
+    /// Opens a tensor and updates rows; returns its revision then.
     ///
     /// # Errors
     /// As [`Client::open`] and [`Handle::update`].

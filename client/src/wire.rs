@@ -46,7 +46,7 @@ pub(crate) fn is_own_limit(errno: Errno) -> bool {
 
 /// Waits until `fd` is ready for `events`; `None` waits without a limit.
 ///
-/// Gives what it is ready for, hang-up included; nothing when the time is over.
+/// Returns what it is ready for, hang-up included; nothing when the time is over.
 ///
 /// # Errors
 /// The system's answer.

@@ -1,11 +1,11 @@
-//! Where the sockets are: the control socket by default or by option, and the stats socket beside it.
+//! Where the sockets are: the control socket by default or by option, and the stats socket next to it.
 //!
 //! The daemon takes the first place of a fixed order, and clients try the same order, so that neither needs a
 //! setting:
 //! `$XDG_RUNTIME_DIR/tierpack`, `/run/tierpack`, `tierpack-UID` in the system's temporary folder.
 //! Those directories are the daemon's own: it makes them, and it refuses one that somebody else could change,
-//! because whoever can replace the socket can read every tensor that is put.
-//! The directory of a path that the user gave is the user's business and is taken as it is.
+//! because a user who can replace the socket can read every tensor that is put.
+//! The directory of a path that the user names is the user's business and is taken as it is.
 
 use std::fs::{self, DirBuilder, Metadata, Permissions};
 use std::io::ErrorKind;
@@ -40,7 +40,7 @@ pub fn resolve(path: &Path, origin: &str) -> Result<PathBuf> {
     Ok(absolute)
 }
 
-/// The control socket of a daemon that was given none.
+/// The control socket of a daemon without a configured one.
 ///
 /// # Errors
 /// [`Error::SocketPathTooLong`] when `XDG_RUNTIME_DIR` or the temporary folder has a very long name.

@@ -80,7 +80,7 @@ pub enum LockMode {
     Off,
 }
 
-/// The flags of the daemon; those that are not given leave the layers below alone.
+/// The flags of the daemon; those that are absent leave the layers below alone.
 #[derive(Clone, Debug, Default, clap::Args)]
 // Without this the line above would replace the description of the command that takes these flags.
 #[command(about = None, long_about = None)]
@@ -142,7 +142,7 @@ pub struct Args {
     pub log: Option<String>,
 }
 
-/// Everything that the daemon can be told, checked.
+/// The whole configuration of the daemon, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     socket: PathBuf,
@@ -325,13 +325,13 @@ impl Config {
         &self.socket
     }
 
-    /// The stats socket, beside the control socket.
+    /// The stats socket, next to the control socket.
     #[must_use]
     pub fn stats_socket(&self) -> PathBuf {
         address::stats_path(&self.socket)
     }
 
-    /// The metrics socket, beside the control socket.
+    /// The metrics socket, next to the control socket.
     #[must_use]
     pub fn metrics_socket(&self) -> PathBuf {
         address::metrics_path(&self.socket)

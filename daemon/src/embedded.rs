@@ -24,7 +24,7 @@ impl Embedded {
     /// Starts a daemon; clients can connect when this returns.
     ///
     /// # Errors
-    /// [`Error`] naming what stands in the way: another daemon on the socket, a directory, a limit.
+    /// [`Error`] naming what is in the way: another daemon on the socket, a directory, a limit.
     pub fn start(config: &Config) -> Result<Self> {
         let shutdown = Shutdown::new()?;
         let thread = Some(without_signals(|| Self::start_thread(config, shutdown.clone()))?);
@@ -46,7 +46,7 @@ impl Embedded {
     /// Stops the daemon and waits for its end.
     ///
     /// # Errors
-    /// What [`Server::run`] gave.
+    /// What [`Server::run`] returned.
     pub fn stop(mut self) -> Result<()> {
         self.end()
     }

@@ -2,7 +2,7 @@
 //!
 //! A variant names the operation that failed and carries the numbers; where a user can do something about it,
 //! the text says what.
-//! The text never repeats the source: whoever prints an error prints the whole chain.
+//! The text never repeats the source: callers print the whole chain.
 
 use std::io;
 use std::path::PathBuf;
@@ -110,7 +110,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// The lock file beside the socket cannot be opened or locked.
+    /// The lock file next to the socket cannot be opened or locked.
     #[error(
         "lock file {path:?}: {operation} (its directory must exist and be writable; --socket chooses another)"
     )]
@@ -199,7 +199,7 @@ pub enum Error {
     PoolTooLarge {
         /// The size asked for.
         pool: ByteSize,
-        /// The size with what the daemon needs beside it.
+        /// The size with what the daemon needs next to it.
         needed: ByteSize,
         /// What can be had.
         available: ByteSize,

@@ -3,9 +3,9 @@
 //! Inside a limited container, allocating first and looking at the error does not work: the kernel answers a
 //! page too many with SIGKILL, not with ENOSPC.
 //! So the daemon reads the limits of its own control group and of every ancestor that it can see, in versions
-//! 1 and 2, beside what the machine has left, and refuses in time.
+//! 1 and 2, next to what the machine has left, and refuses in time.
 //!
-//! A limit counts with what is in use under it already; page cache, which the kernel gives back under
+//! A limit counts with what is in use under it already; page cache, which the kernel frees under
 //! pressure, does not count as used.
 //! Another process may still take the last bytes between check and use; a margin makes that unlikely, nothing
 //! can make it impossible.

@@ -1,4 +1,4 @@
-//! Who owns a socket path: a locked file beside it decides, and nothing else.
+//! Who owns a socket path: a locked file next to it decides, and nothing else.
 //!
 //! The kernel drops the lock with the process that holds it, so that no pid, age or content has to be judged:
 //! pids repeat in containers, and what is written into the file only informs.
@@ -26,7 +26,7 @@ mod listener;
 
 pub use listener::{Listener, SocketKind};
 
-/// How often a lock file may be replaced under our hands before we give up.
+/// How often a lock file may be replaced under our hands before this is an error.
 const MAX_ATTEMPTS: usize = 64;
 
 /// The right to bind the sockets of one control path, held until drop or death.
@@ -98,7 +98,7 @@ impl Ownership {
 
     /// Makes a listening socket with the permissions `mode` under the name `path`.
     ///
-    /// Works for the control path and for others beside it, also for one that is too long for a socket
+    /// Works for the control path and for others next to it, also for one that is too long for a socket
     /// address.
     /// The socket does not block and is closed on exec.
     ///

@@ -3,7 +3,7 @@
 //! `KiB MiB GiB TiB` are powers of 1024 and `KB MB GB TB` powers of 1000.
 //! A bare `K M G T` is refused, because half of all tools mean the one and half the other, and a pool that is
 //! 7 % larger than meant can get its container killed.
-//! Display never rounds a number away: it names the exact bytes beside the rounded unit.
+//! Display never rounds a number away: it names the exact bytes next to the rounded unit.
 
 use std::fmt;
 use std::str::FromStr;

@@ -38,7 +38,7 @@ use request::{Request, Wish};
 const MAX_READERS: usize = 64;
 /// How long a reader may take, from its connection to the last byte of its answer.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// How often the socket is looked up anew: its file may have been made again.
+/// How often the socket is looked up again: its file may have been made again.
 const TICK: Duration = Duration::from_millis(500);
 /// Bytes beyond its request that are taken from a peer before its connection is closed.
 const MAX_DISCARDED_BYTES: usize = 64 << 10;
@@ -185,7 +185,7 @@ impl Reader {
         true
     }
 
-    /// Gives the peer what it asked for; says whether there is more to do.
+    /// Sends the peer what it asked for; returns whether there is more to do.
     fn answer(&mut self, answers: &mut Answers<'_>) -> bool {
         let State::Asked(wish) = self.state else { return true };
         let Some(answer) = answers.get(wish) else { return false };

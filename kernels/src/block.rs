@@ -1,7 +1,7 @@
 //! The container of one block: a 64-byte header, the front, the overflow.
 //!
 //! [`Block::parse`] is the only parser of the format.
-//! It is total: it allocates nothing, and whatever the bytes say, it gives an error or a block whose lengths
+//! It is total: it allocates nothing, and whatever the bytes say, it returns an error or a block whose lengths
 //! agree with each other and with the bytes that are there.
 //! The checksum is a step of its own, [`Block::verify_crc`], because reads of pool memory do not pay for it.
 //! Source: FORMAT.md, sections "Block" and "What a reader must reject".
@@ -26,7 +26,7 @@ pub const HEADER_BYTES: u64 = 64;
 
 const MAGIC: [u8; 4] = *b"TPB1";
 
-/// The header's bytes; alignment 1, because a block may stand anywhere in a file.
+/// The header's bytes; alignment 1, because a block may lie anywhere in a file.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Header {
@@ -186,7 +186,7 @@ impl fmt::Debug for Block<'_> {
     }
 }
 
-/// Bytes of the whole block whose first [`HEADER_BYTES`] bytes are given: a reader that has only the header
+/// Bytes of the whole block whose first [`HEADER_BYTES`] bytes are passed: a reader that has only the header
 /// and the front learns how far the overflow goes.
 ///
 /// At most [`HEADER_BYTES`] + [`MAX_BLOCK_RAW_BYTES`].
@@ -214,7 +214,7 @@ pub(crate) struct Checked {
     pub(crate) dtype: Dtype,
     /// Bytes that the block decodes to.
     pub(crate) raw_bytes: u64,
-    /// Where the records stand; `None` for `raw`.
+    /// Where the records lie; `None` for `raw`.
     pub(crate) grid: Option<Grid>,
     /// Bytes of header, front and overflow.
     pub(crate) total_len: u64,
@@ -305,7 +305,7 @@ impl Header {
     }
 
     /// Codecs with records: counts and strides that follow from the shape, and fewer bytes than `raw` takes;
-    /// gives the grid and the length of front and overflow.
+    /// returns the grid and the length of front and overflow.
     fn check_records(&self, codec: CodecId, dtype: Dtype, raw_bytes: u64) -> Result<(Grid, u64)> {
         let Some(access) = self.access() else {
             return Err(Error::Field { field: "access", found: u32::from(self.access), expected: 1 });
@@ -334,7 +334,7 @@ impl Header {
         Ok((grid, body_len))
     }
 
-    /// Codec `raw`: one record per row, of the row's own length, and nothing else; gives the length of front
+    /// Codec `raw`: one record per row, of the row's own length, and nothing else; returns the length of front
     /// and overflow.
     fn check_raw(&self, row_bytes: u64, raw_bytes: u64) -> Result<u64> {
         expect_field("access", u32::from(self.access), 0)?;

@@ -94,7 +94,7 @@ pub(crate) enum Form {
 pub(crate) struct Ibp {
     pub(crate) chunk_bytes: usize,
     /// Masks of the groups of a run, as many as there are before they repeat, and then those of one record, so
-    /// that the groups of any record stand together.
+    /// that the groups of any record lie together.
     pub(crate) groups: Box<[Group]>,
     /// Groups before they repeat.
     pub(crate) period: usize,
@@ -103,7 +103,7 @@ pub(crate) struct Ibp {
 }
 
 impl Coder {
-    /// Prepares metadata that [`Metadata::parse`] or a fit gave for this geometry.
+    /// Prepares metadata that [`Metadata::parse`] or a fit returned for this geometry.
     ///
     /// # Errors
     /// Those of [`Metadata::parse`], where the metadata are for another tensor.
@@ -197,7 +197,7 @@ impl Coder {
         self.stride_rules.head_bytes() > 0
     }
 
-    /// Where the records of a block of this shape stand; the shape has rows.
+    /// Where the records of a block of this shape lie; the shape has rows.
     #[inline]
     pub(crate) const fn grid(&self, shape: &BlockShape) -> Grid {
         let runs = Runs::of(self.geometry.access(), shape.rows, shape.columns);

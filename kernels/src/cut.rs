@@ -1,4 +1,4 @@
-//! How one block is cut into records, and where each record stands.
+//! How one block is cut into records, and where each record is.
 //!
 //! A *run* is what records are counted in: a row of the block, or under access `whole` all of it.
 //! Every record of a run has [`RECORD_ELEMS`] elements, except the last, which has the rest.
@@ -68,7 +68,7 @@ pub(crate) struct Grid {
     tail_bytes: u64,
 }
 
-/// Where one record stands in the front.
+/// Where one record is in the front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Offset in the front.
@@ -114,7 +114,7 @@ impl Grid {
         self.record_bytes
     }
 
-    /// Where record `record` of run `run` stands.
+    /// Where record `record` of run `run` is.
     #[inline]
     pub(crate) const fn place(&self, run: u64, record: u64) -> Place {
         let last = record + 1 == self.runs.records;
@@ -144,7 +144,7 @@ pub(crate) enum StrideRules {
 }
 
 impl StrideRules {
-    /// Bytes of the string that every record of `n_elems` elements has: they stand in the front.
+    /// Bytes of the string that every record of `n_elems` elements has: they lie in the front.
     pub(crate) const fn least_bytes(&self, n_elems: u64) -> u64 {
         match self {
             Self::Chunks { dtype, chunk_bytes } => {

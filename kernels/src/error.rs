@@ -45,7 +45,7 @@ pub enum Error {
         /// Elements of the tensor.
         n_elems: u64,
     },
-    /// The caller gave a row length for a tensor whose shape fixes another.
+    /// The caller passed a row length for a tensor whose shape fixes another.
     #[error(
         "row length of {row_elems} elements contradicts shape {shape:?}, whose rows have {own_elems}: \
          leave the row length out"
@@ -66,17 +66,17 @@ pub enum Error {
         /// Blocks of the tensor.
         n_blocks: u64,
     },
-    /// The raw bytes given to the encoder are not those of the block.
+    /// The raw bytes passed to the encoder are not those of the block.
     #[error("block {block_idx} has {needed} raw bytes, got {got}")]
     RawLength {
         /// The block.
         block_idx: u64,
         /// Raw bytes of the block.
         needed: u64,
-        /// Bytes given.
+        /// Bytes passed.
         got: u64,
     },
-    /// The buffer given to the decoder has another length than the block's raw bytes.
+    /// The buffer passed to the decoder has another length than the block's raw bytes.
     #[error("block decodes to {needed} bytes, the output has {got}")]
     OutputLength {
         /// Raw bytes of the block.
@@ -163,7 +163,7 @@ pub enum Error {
         /// CRC32C of the bytes.
         computed: u32,
     },
-    /// The block needs metadata to be decoded, and none was given.
+    /// The block needs metadata to be decoded, and none was passed.
     #[error("block of codec {codec} needs metadata of generation {generation}, none was given")]
     NoMetadata {
         /// The block's codec.
@@ -171,7 +171,7 @@ pub enum Error {
         /// The block's generation.
         generation: u32,
     },
-    /// The metadata given are not those that encoded the block.
+    /// The metadata passed are not those that encoded the block.
     #[error("block needs metadata of generation {needed}, those given have generation {got}")]
     WrongGeneration {
         /// The block's generation.
@@ -246,10 +246,10 @@ pub enum Error {
         /// CRC32C of the bytes.
         computed: u32,
     },
-    /// An address that a kernel is given is not aligned.
+    /// An address for a kernel is not aligned.
     #[error("address {address:#x} of {of} is not a multiple of {unit}")]
     Address {
-        /// What stands there.
+        /// What is there.
         of: &'static str,
         /// The address.
         address: u64,

@@ -71,7 +71,7 @@ pub struct BlockShape {
 impl Geometry {
     /// Cuts a tensor.
     ///
-    /// `row_elems` gives a tensor of rank 0 or 1, which is otherwise one row, a row length.
+    /// `row_elems` sets the row length of a tensor of rank 0 or 1, which is otherwise one row.
     /// A tensor without elements has zero blocks; one of rank 1 then has no row either, as has any tensor whose
     /// leading dimension is zero.
     /// Where rows of 4-bit or 6-bit elements are not whole bytes, the tensor is one row and cannot be gathered.
@@ -271,7 +271,7 @@ fn rows_of(
     }
 }
 
-/// Product of dimensions, `None` past 64 bits; a zero wins wherever it stands.
+/// Product of dimensions, `None` past 64 bits; a zero wins wherever it is.
 fn product(dimensions: &[u64]) -> Option<u64> {
     if dimensions.contains(&0) {
         return Some(0);

@@ -2,11 +2,11 @@
 //!
 //! This crate knows how a tensor is cut into blocks ([`geometry`]), what a block looks like ([`mod@block`])
 //! and how its values are encoded and decoded ([`codec`]).
-//! `FORMAT.md` beside this crate is the text that the code follows.
+//! `FORMAT.md` next to this crate is the text that the code follows.
 //!
 //! Limits: it does no I/O, keeps no state, starts no thread and never allocates on an unchecked length;
 //! with the feature `cuda`, [`cuda`] also loads and calls the CUDA driver.
-//! Any bytes from outside give an error or some output of the right length, never a panic.
+//! Any bytes from outside lead to an error or some output of the right length, never a panic.
 //! The values are words: nothing here looks at them as numbers, so every bit pattern survives.
 //!
 //! ```

@@ -1,6 +1,6 @@
 //! Codecs `planes`: what a word of a float is cut into, and the tables of one generation.
 //!
-//! A word is rotated left by one bit, so that its exponent stands at the top and its sign at the bottom.
+//! A word is rotated left by one bit, so that its exponent is at the top and its sign at the bottom.
 //! The exponent becomes a code by its rank in a short table of the most frequent ones; the low bits are kept.
 //! Source: FORMAT.md, section "Codecs planes".
 
@@ -137,7 +137,7 @@ pub(crate) struct Planes {
     /// The low bytes of the exponents as vectors look them up: by rank, and for tiers by 4 x tier + place in it;
     /// twice, because vectors have two lanes.
     pub(crate) code_table: [u8; 32],
-    /// The ranks of exponents of at most 8 bits by their lowest byte, whatever stands in the bits above the exponent.
+    /// The ranks of exponents of at most 8 bits by their lowest byte, whatever is in the bits above the exponent.
     pub(crate) ranks_by_byte: Box<[u8; 256]>,
     /// The low bytes of the bases, of one row and then of as many columns as a record has, and a vector.
     base_bytes: Option<Box<[u8]>>,
@@ -188,7 +188,7 @@ impl Planes {
         let mut table = [0; 16];
         for (rank, &exponent) in (0..).zip(&form.table) {
             table[usize::from(rank)] = exponent;
-            // Of exponents that stand in the table twice, the first counts.
+            // Of exponents that are in the table twice, the first counts.
             if let Some(slot @ &mut ESCAPE) = ranks.get_mut(usize::from(exponent)) {
                 *slot = rank;
             }
@@ -230,7 +230,7 @@ impl Planes {
         (self.shape.fixed_bits(n) + n * (tiers + self.parts.exponent_bits as usize)).div_ceil(8)
     }
 
-    /// The base of the column at which element `elem` of a run stands.
+    /// The base of the column at which element `elem` of a run is.
     pub(crate) fn base(&self, elem: usize) -> u16 {
         self.bases.as_ref().map_or(0, |bases| bases[elem % bases.len()])
     }

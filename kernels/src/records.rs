@@ -2,7 +2,7 @@
 //!
 //! A record is one string of bytes: its head, then its packed words, or its raw bytes where packing does not
 //! shorten them.
-//! The first bytes of the string, as many as the stride says, stand in the front; the rest is in the overflow.
+//! The first bytes of the string, as many as the stride says, are in the front; the rest is in the overflow.
 //! Records of `planes:4` have neither head nor rest: the overflow is one list of the block's escapes.
 //! Source: FORMAT.md, section "Records".
 
@@ -275,7 +275,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// What stands in the front for one row: its records, or under access `whole` those that it is a part of.
+    /// What is in the front for one row: its records, or under access `whole` those that it is a part of.
     #[inline]
     pub(crate) fn front_of(&self, row: u64, row_bytes: u64) -> &'a [u8] {
         let (run, first, last) = match self.coder.geometry().access() {

@@ -5,7 +5,7 @@
 //! Both are bijections of words: every bit pattern survives.
 //! Source: FORMAT.md, section "Codec ibp:window".
 
-/// What words are reduced by, in runs as they stand: the base of a run's word `i` is that of its position.
+/// What words are reduced by, in runs as they are: the base of a run's word `i` is that of its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Bases {
     /// Nothing.

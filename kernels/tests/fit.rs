@@ -22,7 +22,7 @@ fn sample<'a>(geometry: &Geometry, raw: &'a [u8]) -> Vec<Sample<'a>> {
     pieces.into_iter().map(|piece| (piece, &raw[piece.in_tensor()])).collect()
 }
 
-/// Encodes and decodes a tensor with a fit; gives its stored bytes.
+/// Encodes and decodes a tensor with a fit; returns its stored bytes.
 fn stored_bytes(geometry: &Geometry, fit: &Fit, raw: &[u8]) -> u64 {
     let coder = fit.metadata.as_ref().map(|metadata| {
         assert_eq!(Metadata::parse(&metadata.to_bytes(), geometry).as_ref(), Ok(metadata));

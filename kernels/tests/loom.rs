@@ -21,7 +21,7 @@ const MIXED: &str = "a row of two inserts";
 #[derive(Clone, Copy)]
 enum Claim {
     CompareAndSwap,
-    /// A mutant: whoever saw it even takes it.
+    /// A mutant: a thread that saw it even takes it.
     Store,
 }
 

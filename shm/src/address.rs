@@ -11,7 +11,7 @@ pub const CONTROL_NAME: &str = "control.sock";
 
 /// The path of the stats socket that belongs to a control socket.
 ///
-/// It lies in the same directory: `stats.sock` beside `control.sock`, and beside any other name that name
+/// It lies in the same directory: `stats.sock` next to `control.sock`, and next to any other name that name
 /// with `.stats` appended, so that several daemons can share a directory.
 /// It may be up to 6 bytes longer than the control path, and so too long for a socket address of its own; both
 /// sides reach it all the same, by way of `/proc/self/fd`.
@@ -37,7 +37,7 @@ fn beside(control: &Path, usual: &str, suffix: &str) -> PathBuf {
     }
 }
 
-/// An address as it was given, for good: a relative path is that of the directory that it was given in.
+/// An address, made absolute once: a relative path is resolved in the working directory of that moment.
 ///
 /// What cannot be made absolute (an empty path, a directory that is gone) stays as it is.
 #[must_use]

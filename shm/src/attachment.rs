@@ -39,7 +39,7 @@ use claims::Claims;
 use observers::Observers;
 use segments::SegmentTable;
 
-/// Why no guard was given, or why it could not read on.
+/// Why no guard was created, or why it could not read on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoGuard {
     /// This process is a fork of the one that attached.
@@ -81,7 +81,7 @@ impl std::fmt::Debug for Attachment {
 impl Attachment {
     /// Maps the client page and segment 0 of the directory, and checks both headers.
     ///
-    /// `link` is the session's state: once it has ended, no guard is given.
+    /// `link` is the session's state: once it has ended, no guard is created.
     ///
     /// # Errors
     /// [`Error::Descriptor`] or [`Error::Layout`] when what came is not what this build can read.
@@ -133,14 +133,14 @@ impl Attachment {
         self.number
     }
 
-    /// Has `observer` told before any segment is unmapped, from now on and as long as it lives.
+    /// Registers `observer`, which is called before any segment is unmapped, as long as it lives.
     pub fn observe(&self, observer: &Arc<dyn SegmentObserver>) {
         self.observers.add(observer);
     }
 
     /// Address and length of a mapped segment.
     ///
-    /// They are good as long as a guard reads the segment, and else until [`SegmentObserver::before_unmap`] is told.
+    /// They are good as long as a guard reads the segment, and else until [`SegmentObserver::before_unmap`] is called.
     pub fn segment_range(
         &self,
         kind: SegmentKind,
@@ -168,7 +168,7 @@ impl Attachment {
     /// The session, one thread at a time: fills the page tables of `len` bytes of a mapped segment from `at` on; advisory.
     ///
     /// Says whether the segment goes on behind them.
-    /// Must not run while the same thread could be told to unmap the segment.
+    /// Must not run while the same thread could be made to unmap the segment.
     pub fn prefault(&self, kind: SegmentKind, segment_idx: usize, at: u64, len: u64) -> bool {
         self.table(kind).get(segment_idx).is_some_and(|segment| segment.prefault(at, len))
     }
@@ -181,13 +181,13 @@ impl Attachment {
         unsafe { self.table(kind).remove(segment_idx) }
     }
 
-    /// Allows no guard from now on; those that were given go on.
+    /// Allows no guard from now on; those that exist go on.
     pub fn close(&self) {
         // SeqCst: see `Guard::new`.
         self.is_closing.store(true, Ordering::SeqCst);
     }
 
-    /// Whether no guard is given any more.
+    /// Whether no guard is created any more.
     pub fn is_closed(&self) -> bool {
         self.is_closing.load(Ordering::SeqCst)
     }
@@ -201,7 +201,7 @@ impl Attachment {
         for kind in [SegmentKind::Data, SegmentKind::Directory] {
             for segment_idx in self.table(kind).mapped() {
                 self.observers.tell(self.number, kind, segment_idx);
-                // SAFETY: no guard lives, and none is given any more.
+                // SAFETY: no guard lives, and none is created any more.
                 unsafe { self.table(kind).remove(segment_idx) };
             }
         }
@@ -405,9 +405,9 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         let segment_idx = index(address / SEGMENT_SPAN_UNITS);
         let segment = self.attachment.data.get(segment_idx);
         let map = &segment.ok_or(NoGuard::NotMapped(SegmentKind::Data, segment_idx))?.map;
-        // SAFETY: the word that gave the address was found under this guard's lease before it was finished, so the daemon, the only
-        // writer of the pool, frees and rewrites its extent only after the lease ends; and `len` stays within the
-        // extent, since it comes from the geometry that sized it or from the header of the block itself.
+        // SAFETY: the word that names the address was found under this guard's lease before it was finished, so the
+        // daemon, the only writer of the pool, frees and rewrites its extent only after the lease ends; and `len` stays
+        // within the extent, since it comes from the geometry that sized it or from the header of the block itself.
         unsafe { map.bytes(in_segment(address), len) }.ok_or(NoGuard::Corrupt)
     }
 
@@ -420,7 +420,7 @@ impl<A: Deref<Target = Attachment>> Guard<A> {
         Ok((index(word.offset() / SEGMENT_SPAN_UNITS), in_segment(word.offset())))
     }
 
-    /// Where the ring of changed blocks of the namespace stands: what is stored from now on comes behind it.
+    /// The position in the ring of changed blocks of the namespace: what is stored from now on comes behind it.
     pub fn changes(&self) -> u64 {
         self.attachment.ring().head()
     }

@@ -21,7 +21,7 @@ use crate::types::{BlockWord, Extent, SlotIdx, UNIT_BYTES};
 #[expect(clippy::cast_possible_truncation, reason = "a small constant of the layout")]
 const SLOTS_PER_SLAB: u32 = slot::PER_SLAB as u32;
 
-/// A slot of the directory, taken or free; whoever holds one owns it.
+/// A slot of the directory, taken or free; its holder owns it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Slot {
     idx: SlotIdx,
@@ -222,7 +222,7 @@ impl Directory {
         Some(idx)
     }
 
-    /// Gives a slot back: it was never published, or the lease rule allows its reuse.
+    /// Frees a slot: it was never published, or the lease rule allows its reuse.
     pub fn give_slot(&mut self, slot: Slot) {
         if self.is_barred(&slot) {
             self.free_indexes.push(slot.idx);
@@ -295,7 +295,7 @@ impl Directory {
         entry.ok_or(Error::OutOfSegment { what: "a generation", address: at, len: u64::from(generation_idx) })
     }
 
-    /// Counts a committed update, after its words are stored; gives the new revision.
+    /// Counts a committed update, after its words are stored; returns the new revision.
     ///
     /// # Errors
     /// [`Error::OutOfSegment`] when the table is none of this directory.
@@ -342,7 +342,7 @@ impl Directory {
         Ok(epoch)
     }
 
-    /// Hides a slot; the caller steps the epoch and waits for the leases before it gives the slot back.
+    /// Hides a slot; the caller steps the epoch and waits for the leases before it frees the slot.
     ///
     /// # Errors
     /// [`Error::OutOfSegment`] when the slot is not one of this directory.

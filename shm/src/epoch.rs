@@ -215,7 +215,7 @@ pub struct Leases {
 impl Leases {
     /// Daemon: looks at the leases, after the step of the epoch ([`retire`]) of everything it will ask about.
     ///
-    /// Each is given by its two words.
+    /// Each is described by its two words.
     pub fn scan<'a>(leases: impl IntoIterator<Item = (&'a AtomicU64, &'a AtomicU64)>) -> Self {
         Self::scan_by(&Rules::SPEC, leases)
     }

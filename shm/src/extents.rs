@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::layout::SEGMENT_SPAN_UNITS;
 use crate::types::{Extent, UNIT_BYTES};
 
-/// Who is given extents of a segment.
+/// Who may allocate from a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     /// Everyone.
@@ -93,7 +93,7 @@ impl Extents {
         true
     }
 
-    /// Gives nothing of a segment any more, so that it empties.
+    /// Closes a segment for allocation, so that it empties.
     pub fn close_segment(&mut self, index: usize) {
         self.turn(index, Use::Closed);
     }
@@ -156,12 +156,12 @@ impl Extents {
         self.usage(index) == Some(Use::Reserved)
     }
 
-    /// Whether nothing of a segment is ever given again.
+    /// Whether a segment is closed for allocation for good.
     pub fn is_segment_barred(&self, index: usize) -> bool {
         self.usage(index) == Some(Use::Barred)
     }
 
-    /// The runs that a use of a segment finds by their lengths; `None` when it is given to nobody.
+    /// The runs that a use of a segment finds by their lengths; `None` when nobody may allocate from it.
     fn by_len_of(&mut self, usage: Use) -> Option<&mut BTreeSet<(u64, u64)>> {
         match usage {
             Use::Open => Some(&mut self.by_len),
@@ -214,10 +214,10 @@ impl Extents {
         used.for_each(|used| *used = if is_taken { *used + units } else { *used - units });
     }
 
-    /// Gives an extent back.
+    /// Frees an extent.
     ///
     /// # Panics
-    /// When it overlaps a free run: it was not given by this allocator.
+    /// When it overlaps a free run: it does not come from this allocator.
     pub fn free(&mut self, extent: Extent) {
         let (mut start, mut len) = (extent.offset, u64::from(extent.units));
         self.count(start, len, false);

@@ -29,7 +29,7 @@ macro_rules! points {
                 match self { $(Self::$point => $name),+ }
             }
 
-            /// Whether it can give an errno: it stands before a call of the system that can fail.
+            /// Whether it can return an errno: it is before a call of the system that can fail.
             pub const fn can_fail(self) -> bool {
                 match self { $(Self::$point => points!(@can $($fail)?)),+ }
             }
@@ -56,9 +56,9 @@ points! {
     EpochStepped = "daemon.retire.epoch_stepped",
     /// No lease holds what was retired, and it is not free yet.
     BeforeFree = "daemon.reclaim.before_free",
-    /// A segment is made and in the budget; no pool has it, and nobody was told.
+    /// A segment is made and in the budget; no pool has it, and nobody was notified.
     SegmentMade = "daemon.segment.made",
-    /// Sessions were told to unmap a segment, and none has answered.
+    /// Sessions were asked to unmap a segment, and none has answered.
     SegmentRetired = "daemon.segment.retired",
     /// A session's client page is made; the namespace does not count its leases yet.
     AttachPage = "daemon.attach.page_made",
@@ -72,7 +72,7 @@ points! {
     BetweenWords = "daemon.blocks.between_words",
     /// All words are stored and recorded; the update is not counted, and nothing is retired.
     WordsStored = "daemon.blocks.words_stored",
-    /// A block is encoded anew with the values that it has; its word is not swapped.
+    /// A block is encoded again with the values that it has; its word is not swapped.
     RewriteEncoded = "daemon.rewrite.encoded",
     /// A fit is about to begin, where a panic is caught.
     Fitting = "daemon.refit.fitting",
@@ -140,7 +140,7 @@ points! {
     BeforeCommit = "client.put.before_commit",
 }
 
-/// `FAILPOINTS`, or what was given to [`set`], is not understood.
+/// `FAILPOINTS`, or what was passed to [`set`], is not understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("fault point {entry:?}: {cause}")]
 pub struct BadAction {

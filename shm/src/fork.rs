@@ -1,7 +1,7 @@
 //! Noticing a fork without a system call, and closing a child's copies of descriptors.
 //!
 //! A page that the kernel wipes in a forked child holds a random word; a session remembers the word it saw.
-//! In the child the word is zero, or another one if the child attached anew, so a look at it tells.
+//! In the child the word is zero, or another one if the child attached again, so a look at it shows the fork.
 //! The child's copies of [`Unshared`] descriptors are replaced by `/dev/null` in an atfork handler: else a parent that
 //! dies would not look dead to the other side, its leases would hold memory, and its lock would keep a successor out.
 //! Its mappings of shared memory are left out of the child, and made inaccessible there (`fork/ranges.rs`).
@@ -39,7 +39,7 @@ impl ForkCookie {
     /// The cookie of the calling process.
     ///
     /// # Errors
-    /// [`Error::Map`] when the page cannot be mapped, [`Error::Io`] when the kernel gives no random number.
+    /// [`Error::Map`] when the page cannot be mapped, [`Error::Io`] when the kernel returns no random number.
     pub fn current() -> Result<Self> {
         let word = page()?;
         if word.load(Ordering::Relaxed) == 0 {
@@ -66,7 +66,7 @@ fn page() -> Result<&'static AtomicU64> {
 fn make_page() -> core::result::Result<&'static AtomicU64, Errno> {
     let len = NonZeroUsize::new(PAGE_BYTES).ok_or(Errno::EINVAL)?;
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: no address is given, so no existing mapping changes.
+    // SAFETY: no address is passed, so no existing mapping changes.
     let base = unsafe { mmap_anonymous(None, len, protection, MapFlags::MAP_PRIVATE) }?;
     // SAFETY: the range is the page mapped above; wiping happens in children only.
     unsafe { madvise(base, PAGE_BYTES, MmapAdvise::MADV_WIPEONFORK) }?;
@@ -82,10 +82,10 @@ fn make_page() -> core::result::Result<&'static AtomicU64, Errno> {
 /// A number that no other process image has: from the kernel.
 ///
 /// # Errors
-/// [`Error::Io`] when the kernel gives none.
+/// [`Error::Io`] when the kernel returns none.
 pub fn random() -> Result<u64> {
     let mut bytes = [0; 8];
-    // SAFETY: the buffer is valid for the length given.
+    // SAFETY: the buffer is valid for the length that is passed.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if usize::try_from(got) != Ok(bytes.len()) {
         return Err(Error::Io { operation: "get a random number", source: std::io::Error::last_os_error() });
@@ -93,7 +93,7 @@ pub fn random() -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Runs in a forked child: the numbers stay valid, so whoever drops them closes what is his.
+/// Runs in a forked child: the numbers stay valid, so dropping them closes nothing of the parent.
 extern "C" fn in_child() {
     ranges::cover();
     unshared::each(|null, descriptor| {

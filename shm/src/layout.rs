@@ -1,4 +1,4 @@
-//! Where every shared word stands: the constants behind LAYOUT.md.
+//! Where every shared word is: the constants behind LAYOUT.md.
 //!
 //! All words are little-endian `u64`s read and written as atomics; there are no references to plain memory that
 //! another process may write.
@@ -18,7 +18,7 @@ pub const MAX_SEGMENTS: usize = 1 << 15;
 /// The shortest segment.
 pub const MIN_SEGMENT_BYTES: u64 = 256 << 10;
 
-/// Segment 0 of a directory: the namespace header, then the ring, then what the allocator gives.
+/// Segment 0 of a directory: the namespace header, then the ring, then what is allocated.
 pub mod header {
     /// "TPNAMESP".
     pub const MAGIC: u64 = u64::from_le_bytes(*b"TPNAMESP");
@@ -44,7 +44,7 @@ pub mod header {
     pub const RING_AT: u64 = 4096;
     /// Entries of the ring.
     pub const RING_CAPACITY: u64 = 8192;
-    /// First byte that the directory's allocator may give.
+    /// First byte that the directory's allocator may hand out.
     pub const END: u64 = RING_AT + RING_CAPACITY * 8;
 }
 

@@ -1,4 +1,4 @@
-//! The contract between TierPack processes: where shared words stand, who may write them, and how they are
+//! The contract between TierPack processes: where shared words are, who may write them, and how they are
 //! published, read and reclaimed.
 //!
 //! The job: sealed segments, the directory, client pages, leases and epochs, messages and sockets.

@@ -52,7 +52,7 @@ impl Mapping {
         };
         // Before there is something for a fork to find: this registers the handler that runs in the child.
         let cookie = ForkCookie::current()?;
-        // SAFETY: no address is given, so the kernel chooses a free range and no existing mapping changes.
+        // SAFETY: no address is passed, so the kernel chooses a free range and no existing mapping changes.
         let base = unsafe { mmap(None, length, protection, MapFlags::MAP_SHARED, fd, 0) }.map_err(fail)?;
         let entered = ManuallyDrop::new(enter(base.addr().get(), length.get()));
         // Where the kernel does not do it, the handler in the child does.

@@ -66,7 +66,7 @@ pub(crate) fn create(name: &CStr, len: u64, allocate: bool, purpose: &'static st
 /// Bytes that one call allocates.
 const FILL_BYTES: libc::off_t = 4 << 20;
 
-/// Calls `allocate` for each part of a file, again after a signal: kernels before 5.18 give up what an interrupted call
+/// Calls `allocate` for each part of a file, again after a signal: kernels before 5.18 undo what an interrupted call
 /// has allocated, so the parts are short enough to get done between the signals of a busy timer.
 fn fill(
     len: libc::off_t,

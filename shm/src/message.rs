@@ -76,7 +76,7 @@ pub struct Hello {
 /// The daemon's answer to [`Hello`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HelloReply {
-    /// The session stands.
+    /// The session is open.
     Welcome {
         /// The protocol version of the daemon.
         protocol: u16,
@@ -105,7 +105,7 @@ pub enum HelloReply {
 pub enum ClientMessage {
     /// Something that is answered with a [`DaemonMessage::Reply`] of the same id.
     Request {
-        /// Chosen by the client, given back in the reply.
+        /// Chosen by the client, returned in the reply.
         id: u64,
         /// Milliseconds after which the client no longer waits.
         deadline_ms: u32,
@@ -438,7 +438,7 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Decodes a message: any bytes give a value or an error, and nothing is allocated beyond their length.
+/// Decodes a message: any bytes decode to a value or an error, and nothing is allocated beyond their length.
 ///
 /// # Errors
 /// [`Error::MessageTooLong`] or [`Error::Malformed`].

@@ -1,4 +1,4 @@
-//! Overlays: the rows of a block that changed, beside the block itself.
+//! Overlays: the rows of a block that changed, stored next to the block.
 //!
 //! An overlay is an extent that never changes: a header, row numbers in ascending order, and the rows, raw.
 //! Its header holds the block word that it covers, which may be another overlay: at most

@@ -32,9 +32,9 @@ pub enum Counter {
     Gets = 0,
     /// Calls of `gather` and `gather_into`.
     Gathers = 1,
-    /// Rows that gathers gave.
+    /// Rows returned by gathers.
     Rows = 2,
-    /// Raw bytes that gets and gathers gave.
+    /// Raw bytes returned by gets and gathers.
     Bytes = 3,
     /// Guards that had to be taken again: a stale handle, a segment not mapped yet.
     Retries = 4,
@@ -44,7 +44,7 @@ pub enum Counter {
     Misses = 6,
     /// Whole tensors that were decoded on a GPU.
     DeviceGets = 7,
-    /// Raw bytes that GPUs were given.
+    /// Raw bytes sent to GPUs.
     DeviceBytes = 8,
     /// Gathers on a GPU: one per tensor and launch.
     DeviceGathers = 9,
@@ -94,9 +94,9 @@ pub struct Counts {
     pub gets: u64,
     /// Calls of `gather` and `gather_into`.
     pub gathers: u64,
-    /// Rows that gathers gave.
+    /// Rows returned by gathers.
     pub rows: u64,
-    /// Raw bytes that gets and gathers gave.
+    /// Raw bytes returned by gets and gathers.
     pub bytes: u64,
     /// Guards that had to be taken again.
     pub retries: u64,
@@ -106,7 +106,7 @@ pub struct Counts {
     pub misses: u64,
     /// Whole tensors that were decoded on a GPU.
     pub device_gets: u64,
-    /// Raw bytes that GPUs were given.
+    /// Raw bytes sent to GPUs.
     pub device_bytes: u64,
     /// Gathers on a GPU: one per tensor and launch.
     pub device_gathers: u64,

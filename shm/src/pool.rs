@@ -77,7 +77,7 @@ impl Pool {
         Some(self.segments.len() - 1)
     }
 
-    /// Puts a segment at an index that came from [`Pool::next_index`]; the first `reserved` bytes are not given.
+    /// Puts a segment at an index that came from [`Pool::next_index`]; the first `reserved` bytes are never allocated.
     ///
     /// # Panics
     /// When a segment is there.
@@ -126,17 +126,17 @@ impl Pool {
         self.segments().map(|(idx, _)| idx).filter(is_free).collect()
     }
 
-    /// Gives nothing of a segment any more, so that it empties.
+    /// Closes a segment for allocation, so that it empties.
     pub fn close_segment(&mut self, segment_idx: usize) {
         self.extents.close_segment(segment_idx);
     }
 
-    /// Gives of a segment again.
+    /// Reopens a segment for allocation.
     pub fn open_segment(&mut self, segment_idx: usize) {
         self.extents.open_segment(segment_idx);
     }
 
-    /// Gives of every segment again.
+    /// Reopens every segment for allocation.
     pub fn open_segments(&mut self) {
         self.extents.open_segments();
     }
@@ -146,7 +146,7 @@ impl Pool {
         self.extents.bar_segment(segment_idx);
     }
 
-    /// Whether nothing of a segment is ever given again.
+    /// Whether a segment is closed for allocation for good.
     pub fn is_segment_barred(&self, segment_idx: usize) -> bool {
         self.extents.is_segment_barred(segment_idx)
     }
@@ -156,7 +156,7 @@ impl Pool {
         self.extents.is_segment_reserved(segment_idx)
     }
 
-    /// The segments of which nothing is ever given again, with their indexes.
+    /// The segments that are closed for allocation for good, with their indexes.
     pub fn barred_segments(&self) -> impl Iterator<Item = (usize, &Arc<Segment>)> {
         self.segments().filter(|(segment_idx, _)| self.is_segment_barred(*segment_idx))
     }
@@ -188,7 +188,7 @@ impl Pool {
         Fresh { segment: Arc::clone(segment.expect("the allocator knows only present segments")), extent }
     }
 
-    /// Gives an extent back: the lease rule allows it, or it was never published.
+    /// Frees an extent: the lease rule allows it, or it was never published.
     pub fn free(&mut self, extent: Extent) {
         self.extents.free(extent);
     }
@@ -198,7 +198,7 @@ impl Pool {
         self.extents.used_bytes()
     }
 
-    /// Bytes of the longest free run that everyone is given.
+    /// Bytes of the longest free run that is open to everyone.
     pub fn longest_free_bytes(&self) -> u64 {
         self.extents.longest_free_bytes()
     }

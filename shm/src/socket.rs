@@ -1,6 +1,6 @@
 //! `SOCK_SEQPACKET` sockets with passed descriptors and peer credentials.
 //!
-//! One message is one packet; descriptors travel beside it.
+//! One message is one packet; descriptors travel with it.
 //! A message whose descriptors were cut off is an error, and what did arrive is closed.
 
 #![expect(unsafe_code, reason = "receives descriptors; nix leaks them when the control message is cut")]

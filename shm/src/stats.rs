@@ -205,7 +205,7 @@ pub struct BackgroundStats {
     pub folds: u64,
     /// Refits that were finished.
     pub refits: u64,
-    /// Raw bytes that were stored anew.
+    /// Raw bytes that were stored again.
     pub rewritten_bytes: u64,
     /// Steps that failed.
     pub failures: u64,

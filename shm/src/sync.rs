@@ -11,7 +11,7 @@ pub use std::sync::atomic::{AtomicU64, Ordering};
 /// A sequentially consistent fence.
 ///
 /// loom does not schedule at fences, so a mutant that only a switch there reveals would pass.
-/// Under loom a read-modify-write on one shared dummy atomic stands before the fence and gives it that chance.
+/// Under loom a read-modify-write on one shared dummy atomic precedes the fence and is that chance.
 #[inline]
 pub(crate) fn fence_seq_cst() {
     #[cfg(loom)]

@@ -282,9 +282,9 @@ impl SlotIdx {
     }
 }
 
-/// A run of units in one segment of a namespace: what the allocator gives and takes back.
+/// A run of units in one segment of a namespace: what the allocator hands out and takes back.
 ///
-/// Not `Copy`: whoever holds one owns the bytes.
+/// Not `Copy`: its holder owns the bytes.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// First unit, counted over the whole namespace (LAYOUT.md, section "Addresses").
@@ -325,7 +325,7 @@ impl BlockWord {
 
     /// The word of a block whose raw bytes are in the pool; `sequence` is taken modulo 2^18.
     ///
-    /// `offset` is below [`BlockWord::MAX_UNITS`]: the allocator gives no other.
+    /// `offset` is below [`BlockWord::MAX_UNITS`]: the allocator returns no other.
     #[inline]
     pub const fn resident(offset: u64, generation_idx: u8, flags: u64, sequence: u32) -> Self {
         debug_assert!(offset < Self::MAX_UNITS);

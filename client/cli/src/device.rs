@@ -1,4 +1,4 @@
-//! `--device cpu|cuda[:N]`: where a command reads to, and whether what stands there is a GPU at all.
+//! `--device cpu|cuda[:N]`: where a command reads to, and whether that is a GPU at all.
 
 use std::fmt;
 

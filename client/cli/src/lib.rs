@@ -54,7 +54,7 @@ enum Command {
     Serve(serve::Args),
     /// Store the tensors of a file
     Put(put::Args),
-    /// Give rows of a tensor new values
+    /// Update rows of a tensor
     Update(update::Args),
     /// Write tensors to a safetensors file
     Get(get::Args),
@@ -66,7 +66,7 @@ enum Command {
     Verify(verify::Args),
     /// Make new compression metadata for a tensor that has changed
     Refit(refit::Args),
-    /// Measure codecs on files, beside memcpy
+    /// Measure codecs on files, next to memcpy
     Bench(bench::Args),
     /// Make, list, change and remove namespaces
     Ns(ns::Args),
@@ -97,7 +97,7 @@ impl Cli {
     }
 }
 
-/// The whole program: reads the process's arguments, runs one command, gives the exit code.
+/// The whole program: reads the process's arguments, runs one command, returns the exit code.
 pub fn main() -> ExitCode {
     tierpack_daemon::signals::block_file_size_signal();
     let cli = Cli::parse().checked().unwrap_or_else(|error| error.exit());
@@ -108,7 +108,7 @@ pub fn main() -> ExitCode {
     });
     match end {
         Ok(code) => code,
-        // Whoever read the output has seen enough.
+        // The reader of the output has seen enough.
         Err(_) if out.is_closed() => ExitCode::SUCCESS,
         Err(error) => {
             output::error(&error);

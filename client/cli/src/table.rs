@@ -5,7 +5,7 @@
 
 use std::io;
 
-/// On which side of its column a cell stands.
+/// On which side of its column a cell is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
     /// Text.

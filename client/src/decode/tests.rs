@@ -1,4 +1,4 @@
-//! Generations and overlays as a reader sees them: every way to read gives the same bytes.
+//! Generations and overlays as a reader sees them: every way to read returns the same bytes.
 
 use tierpack_shm::types::{CodecId, Dtype};
 
@@ -56,7 +56,7 @@ fn blocks_of_several_generations_are_read_side_by_side() {
     tensor.close();
 }
 
-/// Number and codec of the coder that is kept for generation `number` at index 4, which is not made anew.
+/// Number and codec of the coder that is kept for generation `number` at index 4, which is not rebuilt.
 fn kept(tensor: &FakeTensor, number: u32) -> (u32, CodecId) {
     let opened = tensor.handle.opened();
     let coder = opened.coders.get(4, number, || panic!("generation {number} is made anew")).unwrap();

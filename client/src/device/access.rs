@@ -64,7 +64,7 @@ impl AccessState {
         self.now.lock().clone()
     }
 
-    /// Stages from now on, because of `error`; gives it back where staging was not allowed or would not help.
+    /// Stages from now on, because of `error`; returns it where staging was not allowed or would not help.
     pub(super) fn fall_back(&self, error: GpuError) -> Result<(), GpuError> {
         let is_about_access = matches!(error, GpuError::Registration { .. } | GpuError::NoAccess { .. });
         if self.choice != AccessChoice::Auto || !is_about_access {

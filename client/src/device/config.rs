@@ -4,7 +4,7 @@ use tierpack_kernels::cuda::driver::GpuError;
 
 /// The variable that overrides [`GpuConfig::access`].
 pub const ACCESS_VARIABLE: &str = "TIERPACK_DEVICE_ACCESS";
-/// Bytes of a staging buffer unless told otherwise.
+/// Bytes of a staging buffer by default.
 pub const DEFAULT_STAGING_BYTES: u64 = 16 << 20;
 
 /// How a GPU is to read the pool.

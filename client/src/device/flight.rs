@@ -1,6 +1,6 @@
 //! Flights: what a launch uses, until its event has fired.
 //!
-//! A flight ends once: by whoever waits for it, or by the reaper.
+//! A flight ends once: by the caller that waits for it, or by the reaper.
 //! Then its lease ends, its run can be used again, and its outcome stays.
 //! A driver that keeps refusing to say whether the event has fired ends it too: then what it uses is kept for ever, the
 //! lease with it, since the GPU may still read.
@@ -98,7 +98,7 @@ impl Flight {
         self.ask(false)
     }
 
-    /// As [`Flight::poll`], for the thread that looks after it: gives it up once the driver has refused for too long.
+    /// As [`Flight::poll`], for the thread that looks after it: abandons it once the driver has refused for too long.
     pub(super) fn reap(&self) -> bool {
         self.ask(true)
     }
@@ -152,7 +152,7 @@ impl Flight {
     /// Waits for its end, also where the driver refuses to.
     pub(super) fn wait(&self) -> Result<()> {
         while let Some(event) = self.pending()? {
-            // The reaper gives it up if it cannot ask for the event either.
+            // The reaper abandons it if it cannot ask for the event either.
             if !self.wait_for(&event) && !self.poll() {
                 std::thread::sleep(PAUSE);
             }
@@ -160,7 +160,7 @@ impl Flight {
         Ok(())
     }
 
-    /// As [`Flight::wait`], for the last one who looks after it: gives it up as [`Flight::reap`] does.
+    /// As [`Flight::wait`], for the last one who looks after it: abandons it as [`Flight::reap`] does.
     pub(super) fn wait_or_give_up(&self) {
         while let Some(event) = self.event() {
             if !self.wait_for(&event) && !self.reap() {
@@ -182,7 +182,7 @@ impl Flight {
         }
     }
 
-    /// Gives back what it used.
+    /// Returns what it used.
     fn end(&self, flown: Option<Flown>) {
         if let Some(Flown { load, run, is_lost }) = flown {
             drop(load);

@@ -32,7 +32,7 @@ pub(super) struct GpuId(u64);
 ///
 /// It uses the device's primary context, as other runtimes of the process do; a process may open several, and the
 /// same one more than once.
-/// Dropping it waits for reads that are on their way; tensors that it gave stay.
+/// Dropping it waits for reads that are on their way; tensors that it returned stay.
 #[derive(Debug)]
 pub struct Gpu {
     pub(super) inner: Arc<Inner>,
@@ -123,7 +123,7 @@ impl Gpu {
         self.get_many(handles, &self.inner.stream)
     }
 
-    /// Starts to get a whole tensor, behind other prefetches and beside reads that somebody waits for.
+    /// Starts to get a whole tensor, behind other prefetches and next to reads that somebody waits for.
     ///
     /// As [`Handle::get_to_device`], on a stream for prefetches alone.
     ///
@@ -183,7 +183,7 @@ impl Handle {
 
     /// Gets the whole tensor into the memory of one that is not needed any more, and allocates none.
     ///
-    /// What was queued for `tensor` before comes first; whoever else uses its memory must be done.
+    /// What was queued for `tensor` before comes first; all other users of its memory must be done.
     ///
     /// # Errors
     /// [`Error::BufferLength`] when it has another length, [`GpuError::OtherDevice`]; else as

@@ -65,7 +65,7 @@ pub(super) struct Stored {
     pub(super) len: u64,
 }
 
-/// Gives the form of a coder on the GPU.
+/// Returns the form of a coder on the GPU.
 pub(super) type Upload<'a> = &'a dyn Fn(&Opened, &Coder) -> Result<Arc<DeviceBuffer>, Fault>;
 
 impl Plan {

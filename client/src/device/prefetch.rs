@@ -3,7 +3,7 @@
 use super::tensor::DeviceTensor;
 use crate::error::Result;
 
-/// A prefetch: what [`super::Gpu::prefetch`] gives.
+/// A prefetch: what [`super::Gpu::prefetch`] returns.
 #[derive(Debug)]
 #[must_use = "dropping it drops the tensor once it is there"]
 pub struct Prefetch {

@@ -109,7 +109,7 @@ pub(super) fn register(
 ) -> core::result::Result<Registration, GpuError> {
     let range = attachment.segment_range(SegmentKind::Data, segment_idx).ok_or_else(moved)?;
     // SAFETY: the segment is mapped, since a guard of the caller reads it; the table of `segments.rs` observes the
-    // attachment, is told before the segment is unmapped, and drops what this gives then.
+    // attachment, is called before the segment is unmapped, and drops what this returns then.
     unsafe { Registration::new(device, range.0, range.1) }
 }
 
@@ -124,7 +124,7 @@ pub(super) fn submit(
     // What the jobs lead to: sources under guards of the load, or in a stage that waits for the stream; forms and
     // targets in buffers of the load, or targets that the caller of `get_to_device_raw` promised.
     debug_assert!(!load.tensors.is_empty(), "a load without tensors");
-    // SAFETY: runs are free when `Runs::take` gives them; the load above is kept by a flight until the event has
+    // SAFETY: runs are free when `Runs::take` returns them; the load above is kept by a flight until the event has
     // fired, dropped after a failure when nothing runs, and else abandoned; the kernels are those of module `decode`.
     unsafe { run.submit(kernels, work, stream) }
 }

@@ -52,7 +52,7 @@ impl Reaper {
         self.shared.changed.notify_one();
     }
 
-    /// Looks once, for a caller who needs what a flight would give back.
+    /// Looks once, for a caller who needs what a flight would return.
     pub(super) fn look(&self) {
         self.shared.look();
     }

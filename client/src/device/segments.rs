@@ -50,7 +50,7 @@ impl Segments {
         attachment: &Attachment,
         segment_idx: usize,
     ) -> Result<u64, GpuError> {
-        // Told before it could matter: also of segments that are registered in this moment.
+        // Called before it could matter: also of segments that are registered in this moment.
         self.watch(attachment);
         let mut table = self.table.lock();
         let key = (attachment.number(), segment_idx);

@@ -11,7 +11,7 @@ use super::gpu::Gpu;
 use crate::error::{Error, Result};
 use crate::handle::Handle;
 
-/// A tensor's dtype, shape and device memory: what [`Handle::get_to_device`] gives.
+/// A tensor's dtype, shape and device memory: what [`Handle::get_to_device`] returns.
 ///
 /// The memory is that of `cuMemAlloc`, row-major, and aligned to 256 bytes.
 /// Its bytes are there once [`DeviceTensor::wait`] has returned, and on a stream behind [`DeviceTensor::wait_on`].

@@ -3,7 +3,7 @@
 //! ```text
 //! DeviceHandle   a tensor on a GPU: gather, gather_into, keep, clear           (here)
 //! config, ids    the size of a cache; row numbers on the GPU
-//! table, cache   what the GPU is told of the tensor; its cache                  (table.rs, cache.rs)
+//! table, cache   what the GPU knows of the tensor; its cache                   (table.rs, cache.rs)
 //! launch         requests -> one launch of kernel `gather`                      (launch.rs)
 //! report         what a launch reported; rows that were not there, once more   (report.rs)
 //! graph          a gather within a CUDA graph                                   (graph.rs)
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A launch looks each row up in the cache, by row and block word; what is not there it reads from the pool over the
-//! bus, decodes, and puts into the cache. Stores by the daemon need not be told to the cache: they give a block another
+//! bus, decodes, and puts into the cache. Stores by the daemon send nothing to the cache: they store another block
 //! word, and the lines of the old one are never hit again.
 
 mod cache;
@@ -171,7 +171,7 @@ impl DeviceHandle {
 
     /// Gathers rows into the memory of a tensor that is not needed any more, and allocates none on the GPU.
     ///
-    /// What was queued for `out` before comes first; whoever else uses its memory must be done.
+    /// What was queued for `out` before comes first; all other users of its memory must be done.
     ///
     /// # Errors
     /// [`Error::BufferLength`] when it has another length than the rows; else as [`DeviceHandle::gather`].
@@ -204,7 +204,7 @@ impl DeviceHandle {
 
     /// Fills the cache with rows, hottest first, and keeps them there until [`DeviceHandle::clear`]; waits for that.
     ///
-    /// A row that changes later gives its line to its new value at the next gather that reads it.
+    /// A row that changes later leaves its line to its new value at the next gather that reads it.
     /// Rows for which their set has no line left are counted as neither inserts nor hits.
     ///
     /// # Errors
@@ -336,7 +336,7 @@ fn gather_all(gpu: &Arc<gpu::Inner>, requests: Vec<Request>, stream: &Stream) ->
 impl State {
     /// Brings the table up to date with `opened`; the copies and what is due to the cache are in `work`.
     ///
-    /// The guard that it gives is to be held until the launch has ended.
+    /// The guard that it returns is to be held until the launch has ended.
     fn sync(
         &mut self,
         opened: &Arc<Opened>,

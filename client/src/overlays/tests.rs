@@ -33,7 +33,7 @@ impl Pool {
         })
     }
 
-    /// What a whole copy and every single row give; both must fail alike or agree.
+    /// What a whole copy and every single row return; both must fail alike or agree.
     fn rows(&self, newest: BlockWord, n_rows: u8) -> Result<Vec<[u8; 3]>, NoGuard> {
         let mut raw: Vec<u8> = (0..n_rows).flat_map(|row| [row; 3]).collect();
         let collected = self.chain(newest).collect()?;

@@ -23,7 +23,7 @@ use crate::wire;
 
 const GREETING: Subject<'static> = Subject { operation: "greet the daemon", namespace: "", name: "" };
 
-/// Connects and exchanges greetings; gives the socket and the daemon's instance id.
+/// Connects and exchanges greetings; returns the socket and the daemon's instance id.
 pub(super) fn greet(path: &Path, deadline: &Deadline) -> Result<(OwnedFd, u64)> {
     address::check(path)?;
     let fd = wire::connect(path, SockType::SeqPacket, deadline).map_err(|errno| match errno {

@@ -112,7 +112,7 @@ impl Drop for Pending {
 }
 
 impl Inner {
-    /// Gives an answer to the caller that waits for it.
+    /// Passes an answer to the caller that waits for it.
     pub(super) fn hand_over(&self, id: u64, answer: core::result::Result<Answer, Refusal>) {
         let mut state = self.state.lock();
         match state.waiters.get_mut(&id) {
@@ -129,7 +129,7 @@ impl Inner {
         self.turn_down(answer);
     }
 
-    /// Undoes what a request has begun whose caller has given up; descriptors are closed.
+    /// Undoes what a request has begun whose caller has stopped waiting; descriptors are closed.
     fn turn_down(&self, answer: core::result::Result<Answer, Refusal>) {
         if let Ok(Answer::Reply(Reply::Transfer { transfer }, _)) = answer {
             self.abort_put(transfer);

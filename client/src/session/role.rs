@@ -36,7 +36,7 @@ pub(super) struct Role {
     is_taken: bool,
     /// Somebody waits on `Inner::changed` until it is free.
     pub(super) is_awaited: bool,
-    /// When a caller has given it back last.
+    /// When a caller has last returned it.
     left_at: Instant,
 }
 
@@ -49,7 +49,7 @@ impl Role {
         self.is_taken
     }
 
-    /// How long ago a caller has given it back last.
+    /// How long ago a caller has last returned it.
     pub(super) fn quiet(&self) -> Duration {
         self.left_at.elapsed()
     }

@@ -150,7 +150,7 @@ impl Table {
     ) -> Result<(), End> {
         self.departures.replied(id);
         let mut state = inner.state.lock();
-        // What a request asked for that was given up is turned down, and its descriptors are closed.
+        // What an abandoned request asked for is turned down, and its descriptors are closed.
         let waiter = state.waiters.get_mut(&id).filter(|waiter| waiter.answer.is_none());
         let (attaching, removing) =
             waiter.map(|waiter| (waiter.attaching.take(), waiter.removing.take())).unwrap_or_default();

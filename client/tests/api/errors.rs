@@ -85,7 +85,7 @@ fn a_buffer_of_another_length() {
     assert!(matches!(result, Err(Error::BufferLength { needed: 40, got: 41 })), "{result:?}");
 }
 
-/// Gives some bytes, then an error.
+/// Returns some bytes, then an error.
 struct Broken(u64);
 
 impl Read for Broken {
@@ -182,7 +182,7 @@ fn every_lease_taken_is_an_error_until_one_is_dropped() {
     assert_eq!(handle.get().unwrap().as_bytes(), [3; 40]);
     drop(views);
     assert_eq!(client.stats().unwrap().sessions[0].leases, 0);
-    // A failed call gives back what it took.
+    // A failed call returns what it took.
     for _ in 0..3000 {
         assert!(handle.gather(&[10]).is_err());
         assert!(handle.get_into(&mut [0; 1]).is_err());

@@ -125,7 +125,7 @@ fn unescape(field: &[u8]) -> PathBuf {
 /// The directories of the own group and of its ancestors up to the top of the mount.
 fn directories(root: &Path, group: &Path, mount: &Mount) -> Vec<PathBuf> {
     let top = root.join(mount.point.strip_prefix("/").unwrap_or(&mount.point));
-    // A group outside of the namespace is told as a path with "..", which leads nowhere below the mount.
+    // A group outside of the namespace is named as a path with "..", which leads nowhere below the mount.
     let below = group.strip_prefix(&mount.top_group).ok();
     let below = below.filter(|path| path.components().all(|part| matches!(part, Component::Normal(_))));
     let own = below.map(|path| top.join(path)).filter(|path| path.is_dir()).unwrap_or_else(|| top.clone());

@@ -212,7 +212,7 @@ fn refuses_a_pool_with_all_the_numbers() {
     for part in ["256 MiB", "60 MiB", "64 MiB", "4 MiB", "/t/memory.limit_in_bytes", "--pool-size"] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // The daemon needs something beside the pool.
+    // The daemon needs something next to the pool.
     assert!(check_pool_size(60 * MIB, root).is_err());
     check_pool_size(48 * MIB, root).unwrap();
     assert_eq!(default_pool_bytes(root).unwrap(), 30 * MIB);

@@ -53,7 +53,7 @@ impl Listener {
         let (directory, name) = path.parent().zip(path.file_name()).ok_or_else(invalid)?;
         refuse_if_taken(path, kind)?;
 
-        // One fixed temporary name per socket: whoever holds the lock is the only one to use it, and so
+        // One fixed temporary name per socket: only the holder of the lock uses it, and so
         // removes what a kill left behind.
         let temporary = directory.join(temporary_name(name));
         match fs::remove_file(&temporary) {
@@ -121,7 +121,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Nobody could be told, and a leftover name is replaced by the next daemon.
+        // There is nobody to report this to, and a leftover name is replaced by the next daemon.
         drop(self.remove_name());
         if self.pid == std::process::id() {
             // Not only closed: who else has the descriptor must not keep clients waiting.

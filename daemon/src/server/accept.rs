@@ -1,6 +1,6 @@
 //! The front door: the socket files, and who gets in.
 //!
-//! A peer that cannot be let in (the limit on sessions or on open files, another user) is told why and closed;
+//! A peer that cannot be let in (the limit on sessions or on open files, another user) gets the reason and is closed;
 //! nothing is left in the backlog to make the loop spin.
 
 use std::fs::File;

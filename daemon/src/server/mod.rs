@@ -98,7 +98,7 @@ impl Server {
     /// Takes ownership of the sockets and starts the workers; nothing is answered before [`Server::run`].
     ///
     /// # Errors
-    /// [`Error`] naming what stands in the way: another daemon, a directory, a limit.
+    /// [`Error`] naming what is in the way: another daemon, a directory, a limit.
     pub fn bind(config: &Config) -> Result<Self> {
         let (events, inbox) = events::channel()?;
         let poller = Poller::new()?;

@@ -63,7 +63,7 @@ pub(crate) struct Shares {
     max_sessions: usize,
     users: BTreeMap<u32, Share>,
     all: Share,
-    /// What [`Shares::changed_request_bytes`] gave last.
+    /// What [`Shares::changed_request_bytes`] returned last.
     noted_bytes: u64,
 }
 

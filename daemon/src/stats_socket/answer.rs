@@ -21,7 +21,7 @@ impl<'a> Answers<'a> {
         Self { board, stats: None, made: Vec::new() }
     }
 
-    /// What `wish` gets; `None` when there is nothing to give.
+    /// What `wish` gets; `None` when there is nothing to send.
     pub(super) fn get(&mut self, wish: Wish) -> Option<Arc<[u8]>> {
         if let Some((_, answer)) = self.made.iter().find(|(made, _)| *made == wish) {
             return Some(Arc::clone(answer));

@@ -8,7 +8,7 @@ use std::fmt::{Display, Write as _};
 use tierpack_shm::page::Counts;
 use tierpack_shm::stats::{NamespaceStats, Stats};
 
-/// What an HTTP client is told that [`text`] is.
+/// Content-Type of [`text`].
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The label of `tierpack_build_info`.
@@ -134,7 +134,7 @@ impl Text {
         self.family("counter", name, help, &[("", value)]);
     }
 
-    /// A metric and its samples, each with what stands between its braces.
+    /// A metric and its samples, each with the labels between its braces.
     fn family<V: Display>(&mut self, kind: &str, name: &str, help: &str, samples: &[(&'static str, V)]) {
         self.line(format_args!("# HELP {name} {help}"));
         self.line(format_args!("# TYPE {name} {kind}"));

@@ -1,6 +1,6 @@
 //! What a peer of the stats socket asks for: nothing, which means the JSON document, or HTTP.
 //!
-//! A peer may send anything: what is kept of it is bounded, and what is no HTTP is told so once.
+//! A peer may send anything: what is kept of it is bounded, and what is no HTTP gets one error.
 
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ impl Request {
         self.quiet_until.filter(|_| self.received.is_empty())
     }
 
-    /// Takes what has come; gives the wish once it is known.
+    /// Takes what has come; returns the wish once it is known.
     ///
     /// # Errors
     /// The peer is gone.

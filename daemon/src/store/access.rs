@@ -125,7 +125,7 @@ impl Access {
     }
 }
 
-/// A mode that a client gave.
+/// A mode from a client.
 pub(crate) fn check_mode(mode: u16) -> Outcome<u16> {
     if mode & !MODE_MASK == 0 {
         return Ok(mode);

@@ -32,7 +32,7 @@ impl Store {
         self.make(name, self.first_access(name, caller), caller.into()).map(|(namespace, _)| namespace)
     }
 
-    /// What a namespace starts with: it is the caller's, but `default` is the daemon's, whoever comes first.
+    /// What a namespace starts with: it is the caller's, but `default` is the daemon's, whichever user comes first.
     fn first_access(&self, name: &str, caller: &Caller) -> Access {
         let access = Access::of(caller);
         if name == DEFAULT { Access { uid: self.uid, gid: self.gid, ..access } } else { access }

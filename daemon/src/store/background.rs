@@ -138,7 +138,7 @@ impl BackgroundThread {
         self.stop();
     }
 
-    /// Ends the thread after its step; what it has not finished is given up.
+    /// Ends the thread after its step; what it has not finished is abandoned.
     pub(crate) fn stop(&mut self) {
         self.shutdown.trigger();
         if let Some(thread) = self.thread.take() {

@@ -117,7 +117,7 @@ impl Budget {
         fits
     }
 
-    /// Gives back what was taken for a segment that was not made.
+    /// Returns what was taken for a segment that was not made.
     pub(crate) fn give(&self, len: u64) {
         let mut taken = self.taken.lock();
         taken.segments -= len;
@@ -181,7 +181,7 @@ impl Budget {
         self.taken.lock().heap
     }
 
-    /// Sets what is kept back for compaction; what is taken of it is given back by the segments that it empties.
+    /// Sets what is kept back for compaction; what is taken of it comes back by the segments that it empties.
     pub(crate) fn keep_back(&self, len: u64) {
         self.kept_back.store(len, Ordering::Relaxed);
     }

@@ -6,7 +6,7 @@
 //!
 //! Barred segments (see `namespace::audience`) are emptied first, however much of them is used, and are never used
 //! again. For them the budget keeps back as much as the largest holds: that becomes a reserved segment, which only
-//! moves are given room in, and what they empty fills up again what is kept back.
+//! moves may use, and what they empty fills up again what is kept back.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ const BARRED_PATIENCE: Duration = Duration::from_secs(1);
 /// When that one has its turn again.
 const TURN_AFTER: Duration = Duration::from_secs(5);
 
-/// How a compaction stands.
+/// State of a compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// There is more to do, or to wait for.
@@ -246,7 +246,7 @@ impl Store {
         Progress::More
     }
 
-    /// There is no room for what moves: allows it some for a barred segment, or gives up.
+    /// There is no room for what moves: allows it some for a barred segment, or stops.
     fn make_room(&self, compaction: &mut Compaction, needed: u64) -> Progress {
         let Compaction { namespace, segment_idx, is_barred, stalled, .. } = compaction;
         if *is_barred {
@@ -292,7 +292,7 @@ impl Store {
         let change = Change { block_idx, from: copied.word, to: Stored::Moved(fresh.freeze()) };
         let _writing = target.writing.lock();
         reach(Point::BlockCopied);
-        // A block that was stored anew meanwhile lies elsewhere already.
+        // A block that was stored again meanwhile lies elsewhere already.
         namespace.store_blocks(&target.key, vec![change], Intent::Rewrite)?;
         Ok(true)
     }

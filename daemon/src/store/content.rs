@@ -1,4 +1,4 @@
-//! What a tensor is made of: blocks with what their encoding told, overlays over them, and generations of metadata.
+//! What a tensor is made of: blocks with the counts of their encoding, overlays over them, and generations of metadata.
 //!
 //! The extents are the daemon's own record of what the words in shared memory say; both change under one lock.
 //! With each goes the epoch before it could be found: a lease that was finished earlier does not hold it.
@@ -46,7 +46,7 @@ pub(crate) struct Sums {
     pub(crate) participating: u64,
 }
 
-/// One block as it is stored, and what encoding it told.
+/// One block as it is stored, and the counts of its encoding.
 #[derive(Debug)]
 pub(crate) struct StoredBlock {
     pub(crate) extent: Extent,
@@ -94,7 +94,7 @@ pub(crate) struct Generations {
     /// The one that new blocks are encoded with; `None` when they are stored raw.
     current: Option<u8>,
     last_number: u32,
-    /// A bit per index that is free: shared with what is retired, which gives its index back when no lease holds it.
+    /// A bit per index that is free: shared with what is retired, which frees its index when no lease holds it.
     free: Arc<AtomicU32>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct RetiredIndex {
 
 impl Drop for RetiredIndex {
     fn drop(&mut self) {
-        // Relaxed: indexes are given and taken under the namespace's lock.
+        // Relaxed: indexes are freed and taken under the namespace's lock.
         self.free.fetch_or(1 << self.generation_idx, Ordering::Relaxed);
     }
 }
@@ -282,7 +282,7 @@ impl Generations {
     }
 }
 
-/// What a put brings beside its blocks and metadata.
+/// What a put brings next to its blocks and metadata.
 #[derive(Debug)]
 pub(crate) struct Description {
     pub(crate) geometry: Geometry,
@@ -376,14 +376,14 @@ impl Content {
         self.generations.take_unused(&mut self.sums, leftover);
     }
 
-    /// Moves a block whose bytes stay what they are; gives the extent that it leaves.
+    /// Moves a block whose bytes stay what they are; returns the extent that it leaves.
     pub(crate) fn relocate(&mut self, block_idx: u64, to: Left) -> Left {
         let block = &mut self.blocks[index(block_idx)];
         let published = std::mem::replace(&mut block.published, to.published);
         Left { extent: std::mem::replace(&mut block.extent, to.extent), published }
     }
 
-    /// Moves the metadata of a generation; gives the extent that it leaves.
+    /// Moves the metadata of a generation; returns the extent that it leaves.
     pub(crate) fn relocate_metadata(&mut self, generation_idx: u8, to: Left) -> Left {
         let found = self.generations.live.iter_mut().find(|(idx, _)| *idx == generation_idx);
         let (_, metadata) = found.expect("the caller has found it, under the same lock");

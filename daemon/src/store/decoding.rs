@@ -1,4 +1,4 @@
-//! Blocks decoded by the daemon itself: to verify them, to put overlays into them, to encode them anew.
+//! Blocks decoded by the daemon itself: to verify them, to put overlays into them, to encode them again.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -94,7 +94,7 @@ impl Namespace {
         Ok(decoded.map_or_else(|error| Decoded::Damaged(chain(&error)), |()| Decoded::Whole))
     }
 
-    /// The raw bytes of a block as readers see them now, in place of what `raw` holds; gives the copy that they are of.
+    /// The raw bytes of a block as readers see them now, in place of what `raw` holds; returns their copy.
     pub(crate) fn read_block(
         &self,
         target: &Target,

@@ -245,7 +245,7 @@ impl Store {
         self.full(user, needed)
     }
 
-    /// Makes a segment that only the moves out of another one are given room in, from what the budget keeps back for
+    /// Makes a segment that only the moves out of another one may use, from what the budget keeps back for
     /// that; says whether there was any.
     fn grow_reserved(&self, namespace: &Namespace, needed: u64) -> Outcome<bool> {
         let left = self.budget.left(Purpose::Emptying) / SEGMENT_STEP_BYTES * SEGMENT_STEP_BYTES;

@@ -102,7 +102,7 @@ pub(super) struct Inner {
     is_removed: bool,
     /// Whether its tensors are on their way out.
     is_clearing: bool,
-    /// Whether its segments were given back to the budget.
+    /// Whether its segments were returned to the budget.
     is_buried: bool,
 }
 
@@ -111,9 +111,9 @@ pub(super) struct Inner {
 pub(crate) struct Namespace {
     pub(crate) id: NamespaceId,
     pub(crate) name: String,
-    /// Held by whoever makes a segment, so that two do not.
+    /// Held while a segment is made, so that one is made at a time.
     pub(super) growing: Mutex<()>,
-    /// Held by whoever reveals a transaction: one at a time.
+    /// Held while a transaction is revealed: one at a time.
     pub(super) revealing: Mutex<()>,
     pub(super) inner: Guarded,
     /// Who owns it, to be counted without its lock.
@@ -189,7 +189,7 @@ impl Namespace {
         !std::mem::take(&mut self.inner.lock().was_used)
     }
 
-    /// Gives back extents that were never published.
+    /// Frees extents that were never published.
     pub(super) fn free(&self, extents: impl IntoIterator<Item = Extent>) {
         let mut inner = self.inner.lock();
         extents.into_iter().for_each(|extent| inner.data.free(extent));
@@ -302,7 +302,7 @@ impl Namespace {
         inner.walk(after, |name, tensor| take(tensor.entry(&self.name, name, &inner.directory)))
     }
 
-    /// Counts a session in: from now on its leases hold memory. Gives what it must map.
+    /// Counts a session in: from now on its leases hold memory. Returns what it must map.
     pub(crate) fn attach(
         &self,
         session: u64,

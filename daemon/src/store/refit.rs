@@ -1,8 +1,8 @@
 //! Refits: new compression metadata for a tensor whose data have drifted.
 //!
 //! A plan fits a sample of the tensor as it is now, and tries what it found on whole blocks: it promises no more than
-//! these keep. A refit enters the planned metadata as a new generation and stores block by block anew, while readers go
-//! on: each block names the generation that decodes it.
+//! these keep. A refit enters the planned metadata as a new generation and encodes block by block again, while readers
+//! go on: each block names the generation that decodes it.
 //! The thread that does so is in the module `background`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

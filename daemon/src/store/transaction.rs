@@ -220,7 +220,7 @@ impl Transactions {
             return Err(Refusal::new(ErrorCode::Busy, text));
         };
         let _committing = found.namespace.begin_commit()?;
-        // Whoever else took it has ended it.
+        // The thread that took it has ended it.
         self.take(asked.0, number).ok_or_else(|| found.ended())?.commit(store)
     }
 

@@ -1,10 +1,10 @@
 //! Updates: new values for rows of a visible tensor.
 //!
 //! A few rows of a block become an overlay over it; many of them, or one overlay too many, and the block is encoded
-//! anew in the same publication. Background folding does the same later: see the module `refit`.
+//! again in the same publication. Background folding does the same later: see the module `refit`.
 //! The blocks of an update are prepared first and stored in one go, so that a refused update changes nothing.
 //!
-//! Whoever stores blocks of a tensor holds its `writing` lock: updates are visible in the order of their revisions.
+//! Blocks of a tensor are stored under its `writing` lock: updates are visible in the order of their revisions.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -31,7 +31,7 @@ mod rewrite;
 
 pub(super) use rewrite::Longer;
 
-/// Overlays of a block hold at most one row in so many; beyond that the block is encoded anew.
+/// Overlays of a block hold at most one row in so many; beyond that the block is encoded again.
 const OVERLAY_SHARE: u64 = 4;
 
 /// Raw bytes of blocks from which on a request folds no more: it must not keep a worker long.
@@ -58,7 +58,7 @@ fn invalid(text: impl Into<String>) -> Refusal {
 }
 
 impl Store {
-    /// Carries out one request; gives the new revision.
+    /// Carries out one request; returns the new revision.
     pub(crate) fn update(&self, caller: &Caller, update: &Update, data: &ChunkData) -> Outcome<u64> {
         let namespace = self.namespace(&update.namespace)?;
         namespace.check(caller, Right::Write)?;

@@ -1,6 +1,6 @@
 //! Codec `ibp` with `pext` and `pdep`: 8 bytes of words at a time, whatever the chunk.
 //!
-//! The chunks of a group of 8 bytes stand one after the other in the packed bits, least significant first.
+//! The chunks of a group of 8 bytes lie one after the other in the packed bits, least significant first.
 //! So one deposit fills the group: its mask has, for each chunk, the bits that the chunk stores, all of them or
 //! those that are not invariant, as its participation bit says.
 #![expect(unsafe_code, reason = "dispatch to functions that need instructions of this machine")]
@@ -88,7 +88,7 @@ fn participants<const CHUNK: usize>(bits: u64) -> u64 {
 /// Bytes of words that one turn of the decoder's loop fills: eight groups.
 const LINE_BYTES: usize = 8 * GROUP_BYTES;
 
-/// Bits that one load of 8 bytes gives, whatever the bit that it starts with.
+/// Bits that one load of 8 bytes has, whatever the bit that it starts with.
 const NARROW_BITS: u32 = 57;
 
 /// `n_bits` bits from bit `at % 8` of 9 bytes, and others after them.
@@ -176,7 +176,7 @@ const fn last_pattern(chunk_bytes: usize) -> usize {
     (1 << (GROUP_BYTES / chunk_bytes)) - 1
 }
 
-/// Decodes a record; gives the bits that it was packed to.
+/// Decodes a record; returns the bits that it was packed to.
 ///
 /// `bits` holds at least [`max_packed`] and [`SLACK_BYTES`] bytes; those after the record may be anything.
 #[inline]
@@ -251,7 +251,7 @@ impl Reader<'_> {
     }
 }
 
-/// Decodes a record whose words `word_of` reads, given the masks and the participation bits of a group.
+/// Decodes a record whose words `word_of` reads, by the masks and the participation bits of a group.
 #[inline]
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx2")]
 fn unpack_by<const CHUNK: usize>(

@@ -115,7 +115,7 @@ impl Backend {
         self.0 == Level::Bmi2
     }
 
-    /// As [`scalar::encode`], of the words that the window gives; `words` holds the raw bytes and is changed.
+    /// As [`scalar::encode`], of the words of the window; `words` holds the raw bytes and is changed.
     #[inline]
     pub(crate) fn encode(
         self,

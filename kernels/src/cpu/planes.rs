@@ -114,10 +114,10 @@ fn decode<W: Word>(
     body.check_end(tiers_at)
 }
 
-/// Gives a word another exponent.
+/// Replaces the exponent of a word.
 #[inline]
 fn patch<W: Word>(planes: &Planes, word: &mut [u8], exponent: u64) {
-    // The exponent stands below the sign.
+    // The exponent is below the sign.
     let shift = planes.parts.low_bits() - 1;
     let mask = low(planes.parts.exponent_bits) << shift;
     W::from_bits(read_word(word) & !mask | exponent << shift & mask).write(word);
@@ -128,7 +128,7 @@ fn bits_of(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u64::BITS)
 }
 
-/// Reads the ranks of one group from bit `at`, and from `tiers_at` on, which is moved; gives which are escapes.
+/// Reads the ranks of one group from bit `at`, and from `tiers_at` on, which is moved; returns which are escapes.
 fn take_ranks(schedule: Schedule, body: &Body<'_>, at: usize, tiers_at: &mut usize, ranks: &mut [u8]) -> u64 {
     let n = ranks.len();
     let plane = |plane: usize| take(body.front(), at + plane * n, bits_of(n));

@@ -330,7 +330,7 @@ fn fill<W: Word>(words: &mut [u8], word: W) {
     }
 }
 
-/// Writes every differing word, of which `value` gives the one with a number; gives how many there are.
+/// Writes every differing word, of which `value` returns the one with a number; returns how many there are.
 #[inline(always)]
 fn walk<W: Word>(
     sparse: &Sparse,

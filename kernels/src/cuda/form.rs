@@ -4,7 +4,7 @@
 //! Its kernels move packed bits to their places by at most six steps of shift and select, whose masks are worked
 //! out here once per generation; where the kept bits of every chunk are one run at the same place, a plain shift
 //! does, and there are no steps.
-//! What a row repeats stands here once more behind it, as much as a record may have, so that a kernel looks up a
+//! What a row repeats is here once more behind it, as much as a record may have, so that a kernel looks up a
 //! record's first column once and goes on from there.
 //! The same structs are in `kernels/cuda/shared.h`.
 
@@ -116,7 +116,7 @@ const _: () = {
     assert!(size_of::<SparseForm>() == 32);
 };
 
-/// The form of these metadata: what stands in device memory at an address that is a multiple of 16.
+/// The form of these metadata: what is in device memory at an address that is a multiple of 16.
 ///
 /// Its length is a multiple of 64 bytes, and at most 704 KiB.
 #[must_use]
@@ -224,7 +224,7 @@ impl Blob {
         Self(vec![0; head.next_multiple_of(UNIT)])
     }
 
-    /// Adds words; gives where they start.
+    /// Adds words; returns where they start.
     fn push(&mut self, words: impl IntoIterator<Item = u64>) -> u32 {
         self.push_bytes(words.into_iter().flat_map(u64::to_le_bytes))
     }

@@ -56,7 +56,7 @@ impl From<GatherLaunch> for Launch {
 
 /// Plans the launch of some calls, each with its tensor, and sets where each starts.
 ///
-/// `max_blocks` bounds the thread blocks, so that the caller's own kernels keep multiprocessors; 0 stands for 8 on
+/// `max_blocks` bounds the thread blocks, so that the caller's own kernels keep multiprocessors; 0 means 8 on
 /// each.
 /// `None` where no call has an id.
 pub fn plan(

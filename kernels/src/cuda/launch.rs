@@ -1,7 +1,7 @@
 //! Jobs and launches: from checked headers to what the kernels are called with.
 //!
 //! A kernel never reads a block's header: [`block_job`] checks it against the tensor and the metadata, and the job
-//! that it gives holds all that the kernel needs, so that the kernel stays inside the block whatever its bytes are.
+//! that it returns holds all that the kernel needs, so that the kernel stays inside the block whatever its bytes are.
 //! One warp decodes one record, or four where no record has more than 256 elements; the front of a
 //! record is copied into a window of shared memory, and up to four windows are under way per warp.
 //!
@@ -140,7 +140,7 @@ fn small(value: u64) -> u32 {
 pub struct Launch {
     /// The kernel's name in module `decode`.
     pub kernel: &'static str,
-    /// Which of the jobs it is given.
+    /// Which of the jobs it is.
     pub jobs: Range<usize>,
     /// Thread blocks.
     pub grid: [u32; 3],

@@ -1,4 +1,4 @@
-//! The codecs on a GPU: what the kernels in `kernels/cuda` are given, and what runs them.
+//! The codecs on a GPU: what the kernels in `kernels/cuda` receive, and what runs them.
 //!
 //! `abi` holds the structs of `kernels/cuda/shared.h`, `form` the metadata as the kernels read them, and `launch`
 //! makes jobs of checked blocks and plans the launches.

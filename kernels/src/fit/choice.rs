@@ -10,7 +10,7 @@ use crate::geometry::Geometry;
 /// A codec that saves less than this share of the stored bytes of `raw` is not chosen.
 pub const LEAST_SAVED_PERCENT: f64 = 3.0;
 
-/// What [`Prefer::Speed`] gives up at most, in percent of the raw bytes.
+/// What [`Prefer::Speed`] costs at most, in percent of the raw bytes.
 pub const SPEED_PERCENT: u64 = 2;
 
 /// Tensors of at most so many raw bytes are left raw without a fit.
@@ -21,7 +21,7 @@ pub const MAX_TINY_BYTES: u64 = 128;
 
 /// Every codec, by the speed of its decoder: the fastest first.
 ///
-/// A fixed order, so that the same sample gives the same choice on every machine.
+/// A fixed order, so that the same sample leads to the same choice on every machine.
 const BY_DECODE_SPEED: &[CodecId] = &[
     CodecId::Raw,
     CodecId::Planes4,

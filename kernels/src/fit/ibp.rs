@@ -1,4 +1,4 @@
-//! Lengths of records under given masks.
+//! Lengths of records under some masks.
 
 use tierpack_shm::types::index;
 

@@ -1,4 +1,4 @@
-//! Stored bytes of a sample whose records have given lengths, with the strides that suit them.
+//! Stored bytes of a sample whose records have these lengths, with the strides that suit them.
 
 use tierpack_shm::types::{UNIT_BYTES, index};
 

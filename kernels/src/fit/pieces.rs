@@ -1,10 +1,10 @@
 //! Which parts of a tensor make a sample.
 //!
-//! The blocks are cut into as many equal parts as the sample has pieces, and each part gives the piece that holds one
-//! of its bytes: the byte that a hash of the seed and of the part's number names.
+//! The blocks are cut into as many equal parts as the sample has pieces, and of each part the piece is taken that holds
+//! one of its bytes: the byte that a hash of the seed and of the part's number names.
 //! So the sample covers the tensor evenly, every byte is as likely as every other, and data that repeat are not met in
 //! the same phase each time, as the middles of equal parts would meet them.
-//! The same seed gives the same sample on every machine.
+//! The same seed leads to the same sample on every machine.
 //!
 //! A piece is a few rows of one block, or some records of one run where columns have no meaning: what a codec makes of
 //! it is what the codec makes of these bytes in their block, the header aside.
@@ -44,12 +44,12 @@ impl Piece {
         self.block_idx
     }
 
-    /// Where its bytes stand in the raw bytes of its block.
+    /// Where its bytes lie in the raw bytes of its block.
     pub fn in_block(&self) -> Range<usize> {
         index(self.offset)..index(self.offset + self.shape.raw_bytes)
     }
 
-    /// Where its bytes stand in the raw bytes of the tensor.
+    /// Where its bytes lie in the raw bytes of the tensor.
     pub fn in_tensor(&self) -> Range<usize> {
         index(self.shape.byte_offset)..index(self.shape.byte_offset + self.shape.raw_bytes)
     }

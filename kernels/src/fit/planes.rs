@@ -65,7 +65,7 @@ impl Statistics {
         for start in (0..row_bytes).step_by(TILE_COLUMNS * BYTES) {
             let end = row_bytes.min(start + TILE_COLUMNS * BYTES);
             tile.fill(0);
-            // Rows of one block stand one behind the other, and pieces have no bases.
+            // Rows of one block lie one behind the other, and pieces have no bases.
             for row in words.iter().flat_map(|block| block.bytes.chunks_exact(row_bytes)) {
                 let columns = tile.chunks_exact_mut(n_exponents);
                 for (word, counts) in row[start..end].as_chunks::<BYTES>().0.iter().zip(columns) {
@@ -187,7 +187,7 @@ struct Ruler<'a> {
     planes: &'a Planes,
     /// Bits beyond the fixed part, by exponent less its base; shorter exponents repeat.
     extra: Box<[u8; MAX_EXPONENTS]>,
-    /// The dropped bits of a word, as it stands in the tensor, and their value.
+    /// The dropped bits of a word, as it is in the tensor, and their value.
     dropped_mask: u64,
     dropped_value: u64,
 }

@@ -155,7 +155,7 @@ impl Metadata {
         [header.as_bytes(), &body].concat()
     }
 
-    /// Bytes that [`Metadata::to_bytes`] gives, at most [`MAX_METADATA_BYTES`].
+    /// Bytes that [`Metadata::to_bytes`] returns, at most [`MAX_METADATA_BYTES`].
     pub fn len_bytes(&self) -> u64 {
         METADATA_HEADER_BYTES + self.form.body(self.dtype).len() as u64
     }

@@ -120,7 +120,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// Where a record stands, its first element in its run, and its elements.
+    /// Where a record is, its first element in its run, and its elements.
     #[inline(always)]
     fn locate(&self, position: Position) -> (Place, usize, usize) {
         let Position { run, record } = position;

@@ -54,7 +54,7 @@ pub(crate) fn encode(words: &[u8], masks: &Masks<'_>, out: &mut [u8]) -> Packed 
 
 /// Takes [`encode`] back: fills `words` from `bits`.
 ///
-/// Bits after the end of `bits` count as zero, so that any bytes give some words.
+/// Bits after the end of `bits` count as zero, so that any bytes decode to some words.
 pub(crate) fn decode(bits: &[u8], masks: &Masks<'_>, words: &mut [u8]) {
     let len = words.len();
     let mut at = len.div_ceil(masks.chunk_bytes);
@@ -74,7 +74,7 @@ pub(crate) fn decode(bits: &[u8], masks: &Masks<'_>, words: &mut [u8]) {
     }
 }
 
-/// Bytes that the record whose participation bits are given was packed to.
+/// Bytes that the record with these participation bits was packed to.
 pub(crate) fn packed_len(bits: &[u8], masks: &Masks<'_>, raw_bytes: usize) -> usize {
     let n_chunks = raw_bytes.div_ceil(masks.chunk_bytes);
     let n_bits: usize = (0..n_chunks)

@@ -113,7 +113,7 @@ const fn tier(rank: u8, tier: u8) -> u8 {
     if rank / 3 == tier { rank % 3 } else { 3 }
 }
 
-/// Writes the second and third tier of one group at bit `at`; gives the bit after them.
+/// Writes the second and third tier of one group at bit `at`; returns the bit after them.
 fn put_tiers(ranks: &[u8], out: &mut [u8], mut at: usize) -> usize {
     for number in 1..3 {
         let n = ranks.iter().filter(|&&rank| rank >= 3 * number).count();
@@ -128,7 +128,7 @@ fn put_tiers(ranks: &[u8], out: &mut [u8], mut at: usize) -> usize {
 /// A record's body: what the front holds, and what follows in the overflow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Body<'a> {
-    /// What stands in the front, all of the fixed part at least, and the bytes of the block after it.
+    /// What is in the front, all of the fixed part at least, and the bytes of the block after it.
     pub(crate) bytes: &'a [u8],
     /// How many of them are the record's.
     pub(crate) front_len: usize,
@@ -138,13 +138,13 @@ pub(crate) struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// What stands in the front.
+    /// What is in the front.
     #[inline]
     pub(crate) fn front(&self) -> &'a [u8] {
         &self.bytes[..self.front_len]
     }
 
-    /// What stands in the overflow, and the bytes after it.
+    /// What is in the overflow, and the bytes after it.
     #[inline]
     pub(crate) fn rest(&self) -> Option<&'a [u8]> {
         self.rest_at.map(|at| &self.bytes[at..])
@@ -256,7 +256,7 @@ fn take_bits(body: &Body<'_>, at: usize, n: usize, i: usize, n_planes: usize) ->
     (0..n_planes).fold(0, |bits, plane| bits | code(body.take(at + plane * n + i, 1)) << plane)
 }
 
-/// Reads the second and third tier of one group from bit `at`; gives the bit after them.
+/// Reads the second and third tier of one group from bit `at`; returns the bit after them.
 fn take_tiers(body: &Body<'_>, mut at: usize, ranks: &mut [u8]) -> usize {
     for number in 1..3 {
         let n = ranks.iter().filter(|&&rank| rank == ESCAPE).count();

@@ -78,7 +78,7 @@ impl Golden {
         }
     }
 
-    /// The block is written on every level, byte for byte; gives what the encoders said.
+    /// The block is written on every level, byte for byte; returns what the encoders said.
     pub(crate) fn check_written(&self) -> Encoded {
         assert_eq!(FORMAT_VERSION, 1, "a new version gets golden blocks of its own");
         let (raw, block) = (self.read("raw"), self.read("block"));

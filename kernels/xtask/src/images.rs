@@ -47,7 +47,7 @@ fn image_name(module: &str, arch: &str) -> String {
     format!("{module}.{arch}.{extension}")
 }
 
-/// Compiles every module for every architecture into a folder; gives warnings: of the assembler, spills, stacks.
+/// Compiles every module for every architecture into a folder; returns warnings: of the assembler, spills, stacks.
 pub(crate) fn generate(nvrtc: &Nvrtc, sources: &Path, to: &Path, more: &[&str]) -> Result<Vec<String>> {
     fs::create_dir_all(to).with_context(|| format!("create {}", to.display()))?;
     let jobs: Vec<_> = MODULES.iter().flat_map(|module| ARCHS.map(|arch| (*module, arch))).collect();

@@ -36,7 +36,7 @@ pub(crate) struct Nvrtc {
     _libraries: Vec<Library>,
 }
 
-/// What one compilation gave.
+/// What one compilation returned.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     /// A cubin for `sm_` architectures, else PTX.

@@ -6,7 +6,7 @@
 //! manifest.txt      SHA-256, bytes and name of each of them
 //! ```
 //!
-//! The programs stand in an archive since each of them has the images of the kernels, 12 MB.
+//! The programs are in an archive since each of them has the images of the kernels, 12 MB.
 //! The stand-in for the driver is no part of it: what the script finds there is a GPU, or nothing.
 
 use std::collections::BTreeMap;
@@ -94,7 +94,7 @@ fn test_of(file: &str) -> Option<String> {
     is_one.then(|| name.to_owned())
 }
 
-/// Builds the tests, and with them all programs of their package; gives where each is.
+/// Builds the tests, and with them all programs of their package; returns where each is.
 fn build(root: &Path, tests: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -122,7 +122,7 @@ fn build(root: &Path, tests: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     Ok(built)
 }
 
-/// Copies the files that the tests read, to the same place below `to`; gives their names, sorted.
+/// Copies the files that the tests read, to the same place below `to`; returns their names, sorted.
 fn copy_files(root: &Path, to: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for (folder, endings) in FILES {
@@ -177,7 +177,7 @@ fn checksums<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>) -> Res
     Ok(text)
 }
 
-/// The same programs give the same archive.
+/// The same programs lead to the same archive.
 fn archive(folder: &Path, to: &Path) -> Result<()> {
     let mut command = Command::new("tar");
     command.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "-czf"]).arg(to);

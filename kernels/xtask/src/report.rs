@@ -47,7 +47,7 @@ pub(crate) fn usages(log: &str) -> Result<Vec<Usage>> {
     Ok(found)
 }
 
-/// The number that stands before some words.
+/// The number that is before some words.
 fn number_before(line: &str, words: &str) -> Result<u32> {
     let before = line.split(words).next().unwrap_or_default().trim_end();
     let number = before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();

@@ -20,7 +20,7 @@ pub(crate) struct Disassembler {
 }
 
 impl Disassembler {
-    /// Looks beside the libraries of the compiler, then on the path.
+    /// Looks next to the libraries of the compiler, then on the path.
     pub(crate) fn find(toolkit: Option<&Path>) -> Option<Self> {
         let beside = toolkit.map(|lib| lib.join("../bin"));
         let path = std::env::var_os("PATH").unwrap_or_default();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU8, Ordering, fence};
 
 /// Where the daemon counts the leases, and new ones are taken.
 const OPEN: u8 = 0;
-/// No guard is given any more; the socket is still open on this side, or the daemon is gone.
+/// No guard is created any more; the socket is still open on this side, or the daemon is gone.
 const ENDED: u8 = 1;
 /// The socket is not open any more, though nobody said goodbye: leases may not count any more.
 const LOST: u8 = 2;
@@ -14,7 +14,7 @@ const LOST: u8 = 2;
 pub struct Link(AtomicU8);
 
 impl Link {
-    /// No guard is given from now on.
+    /// No guard is created from now on.
     pub fn end(&self) {
         // Release: pairs with the Acquire in `is_open`.
         self.0.fetch_max(ENDED, Ordering::Release);
@@ -25,7 +25,7 @@ impl Link {
         self.0.fetch_max(LOST, Ordering::Release);
     }
 
-    /// Whether guards are given.
+    /// Whether guards are created.
     #[inline]
     pub fn is_open(&self) -> bool {
         self.0.load(Ordering::Acquire) == OPEN

@@ -1,6 +1,6 @@
-//! Who is told before a segment is unmapped.
+//! Observers, which are called before a segment is unmapped.
 //!
-//! A driver that was given a segment's address must forget it while the address is still this segment's.
+//! A driver that knows a segment's address must forget it while the address is still this segment's.
 
 use std::sync::{Arc, Weak};
 

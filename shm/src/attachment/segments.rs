@@ -39,7 +39,7 @@ impl SegmentTable {
         let pointer = Box::into_raw(Box::new(segment));
         // Release: pairs with the Acquire in `get`.
         if entry.compare_exchange(null_mut(), pointer, Ordering::Release, Ordering::Relaxed).is_err() {
-            // SAFETY: the pointer was made above and given to nobody.
+            // SAFETY: the pointer was made above and not shared.
             drop(unsafe { Box::from_raw(pointer) });
             return false;
         }

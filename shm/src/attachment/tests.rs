@@ -7,7 +7,7 @@ use crate::directory::Directory;
 use crate::layout::MIN_SEGMENT_BYTES;
 use crate::segment::Segment;
 
-/// Notes what it is told, and whether the segment was still mapped.
+/// Notes each call, and whether the segment was still mapped.
 #[derive(Debug, Default)]
 struct Notes(Mutex<Vec<(AttachmentId, SegmentKind, usize)>>);
 

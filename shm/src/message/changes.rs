@@ -27,9 +27,9 @@ pub struct Update {
 /// What a request for a refit asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RefitMode {
-    /// How it stands: nothing is computed.
+    /// How it is: nothing is computed.
     Look,
-    /// What a refit would give: a sample is fitted, nothing is changed.
+    /// What a refit would save: a sample is fitted, nothing is changed.
     DryRun,
     /// Refit if the sample promises any gain at all.
     IfBetter,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Changes to a namespace; `None` leaves a field as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamespaceChange {
-    /// Owner: only root and the daemon's user may give a namespace away.
+    /// Owner: only root and the daemon's user may change it.
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,

@@ -1,4 +1,4 @@
-//! Puts as messages carry them, and the bytes beside a message.
+//! Puts as messages carry them, and the bytes that come with a message.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub struct PutBegin {
     pub transaction: Option<u64>,
 }
 
-/// Bytes in a message, or in a sealed memory file beside it.
+/// Bytes in a message, or in a sealed memory file that comes with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blob {
     /// In the message: at most [`super::MAX_INLINE_BYTES`].

@@ -6,7 +6,7 @@ macro_rules! error_codes {
     ($($number:literal $variant:ident $doc:literal;)*) => {
         /// Why a request was refused: closed, append-only.
         ///
-        /// Expansion of one line: `#[doc = "Try again."] Busy = 1`, which `from_number(1)` gives back.
+        /// Expansion of one line: `#[doc = "Try again."] Busy = 1`, which `from_number(1)` returns.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         #[non_exhaustive]

@@ -6,7 +6,7 @@ use super::{Blob, Damage, Drift, Entry, NamespaceEntry, OpenTensor, SegmentId};
 use crate::attachment::SlotRef;
 use crate::page::NamespaceId;
 
-/// What a request gives.
+/// What a request returns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     /// Done, nothing to tell.

@@ -1,6 +1,6 @@
-//! Documents: how long the first two may be, that links lead somewhere, and words that they do without.
+//! Documents: how long the first two may be, that links lead somewhere; and words that they and comments do without.
 
-use super::{Finding, files, finding, nothing, read};
+use super::{Finding, files, finding, nothing, over_rust, read};
 
 /// Documents for people, and the bytes that each may have.
 const LENGTHS: &[(&str, usize)] = &[("README.md", 9_000), ("ARCHITECTURE.md", 8_000)];
@@ -19,6 +19,13 @@ fn banned(path: &str, text: &str) -> Vec<Finding> {
         found.extend(bad.map(|word| finding(path, n + 1, format!("{word:?}: use a plain word"))));
     }
     found
+}
+
+/// The same in the comments of a Rust file.
+fn banned_in_comments(path: &str, text: &str) -> Vec<Finding> {
+    let comment = |line: &str| line.split_once("//").map_or("", |(_, comment)| comment).to_owned();
+    let comments: Vec<_> = text.lines().map(comment).collect();
+    banned(path, &comments.join("\n"))
 }
 
 /// Links to files of the repository that are not there.
@@ -48,17 +55,23 @@ fn broken_links(path: &str, text: &str, files: &[String]) -> Vec<Finding> {
 fn documents_are_short_plain_and_linked() {
     let mut files = files();
     files.extend(ROOT.map(str::to_owned));
-    let in_docs = |path: &&String| path.starts_with("docs/") && path.ends_with(".md");
+    let in_docs = |path: &&String| {
+        ["docs/", "kernels/", "shm/"].iter().any(|folder| path.starts_with(folder)) && path.ends_with(".md")
+    };
     for path in files.iter().filter(in_docs).map(String::as_str).chain(["README.md", "ARCHITECTURE.md"]) {
         let text = read(path);
         nothing(banned(path, &text));
         nothing(broken_links(path, &text, &files));
     }
+    let is_product =
+        |path: &str| path.contains("/src/") && !path.starts_with("tests/") && !path.contains("/bench/");
+    nothing(over_rust(is_product, banned_in_comments));
     for (path, most) in LENGTHS {
         let bytes = read(path).len();
         assert!(bytes <= *most, "{path} has {bytes} bytes, at most {most} are right: move details to docs/");
     }
     assert_eq!(banned("x", "It stands\nbeside. Notgiven, understands").len(), 2);
+    assert_eq!(banned_in_comments("x", "let told = 1; // anew\n/// fine").len(), 1);
     let links = "[a](guide.md) [b](../README.md#x) [c](https://x) [d](#e)\n[f](gone.md)";
     let found = broken_links("docs/x.md", links, &["docs/guide.md".to_owned(), "README.md".to_owned()]);
     assert_eq!(found.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2]);

@@ -41,7 +41,7 @@ impl HotRows {
         u64::try_from(row).unwrap_or(0)
     }
 
-    /// Draws a row; `random` gives 64 random bits each time.
+    /// Draws a row; `random` returns 64 random bits each time.
     pub(super) fn draw(&self, mut random: impl FnMut() -> u64) -> u64 {
         let [first, last] = self.ends;
         loop {

@@ -62,7 +62,7 @@ pub(super) enum AccessArg {
 }
 
 impl AccessArg {
-    /// The value that it stands for.
+    /// Its value.
     pub(super) const fn access(self) -> Access {
         match self {
             Self::Rows => Access::Rows,

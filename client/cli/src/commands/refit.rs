@@ -17,7 +17,7 @@ use crate::{escape, table};
 pub(crate) struct Args {
     /// Name of the tensor
     name: String,
-    /// Only say what a refit would give
+    /// Only report what a refit would save
     #[arg(long, conflicts_with = "force")]
     dry_run: bool,
     /// Refit even where it promises nothing
@@ -61,7 +61,7 @@ struct Document<'a> {
     last_failure: Option<&'a str>,
 }
 
-/// Refits a tensor and shows what that gave.
+/// Refits a tensor and shows what that saved.
 ///
 /// # Errors
 /// The tensor does not exist, the daemon refuses, or the refit failed.

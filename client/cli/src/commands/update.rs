@@ -118,7 +118,7 @@ fn check_values(values: &FileTensor, handle: &Handle, n_rows: u64, path: &Path) 
     Ok(())
 }
 
-/// Sends the values in steps; gives the revision after the last.
+/// Sends the values in steps; returns the revision after the last.
 fn send(handle: &Handle, rows: &Rows, source: &SourceFile, values: &FileTensor) -> Result<u64> {
     let row_bytes = handle.row_bytes();
     // A longer row goes in parts of its own.

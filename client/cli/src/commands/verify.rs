@@ -12,7 +12,7 @@ use crate::{escape, table};
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Names of tensors; all of the namespace when none is given
+    /// Names of tensors; all of the namespace without names
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// Namespace of the tensors

@@ -1,4 +1,4 @@
-//! Which format a file has: told by its first bytes, or by the user.
+//! Which format a file has, by its first bytes or by the user's choice.
 //!
 //! The end of a name decides only where the bytes say nothing, so that a damaged file is refused by the reader of what it
 //! was to be, which has the numbers.

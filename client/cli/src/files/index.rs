@@ -1,6 +1,6 @@
 //! The index of a checkpoint in shards: which file holds which tensor.
 //!
-//! `{"metadata": {…}, "weight_map": {"TENSOR": "FILE", …}}`, as `transformers` writes it beside the files.
+//! `{"metadata": {…}, "weight_map": {"TENSOR": "FILE", …}}`, as `transformers` writes it next to the files.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -2,7 +2,7 @@
 //!
 //! A file is never mapped: one that shrinks or changes during an import is an error, not a SIGBUS.
 //! Every length in a file is checked against the file's own length before memory is taken for it.
-//! Readers give a list of [`FileTensor`]s first, all checked, and stream the data of each afterwards.
+//! Readers return a list of [`FileTensor`]s first, all checked, and stream the data of each afterwards.
 
 mod format;
 pub(crate) mod index;
@@ -52,7 +52,7 @@ impl FileTensor {
         self.shape.iter().product()
     }
 
-    /// Gives the tensor another name than the file does.
+    /// Renames the tensor.
     ///
     /// # Errors
     /// The name is too long.
@@ -77,7 +77,7 @@ fn check_limits(name: &str, rank: usize) -> Result<()> {
     Ok(())
 }
 
-/// Reads and checks the header of a file; gives its tensors and its metadata.
+/// Reads and checks the header of a file; returns its tensors and its metadata.
 ///
 /// `name` is asked for where the format has no names.
 ///

@@ -3,7 +3,7 @@
 //! ```text
 //! the path            what is written                            at the end
 //! no file             an unnamed file in the same folder         is linked to the path
-//! a regular file      an unnamed file with its mode and owner    is linked beside it and renamed over it
+//! a regular file      an unnamed file with its mode and owner    is linked next to it and renamed over it
 //! pipe, device        itself, as it comes
 //! standard output     the descriptor, wherever it leads
 //! mount point, folder, socket, disk: refused before anything is done
@@ -11,7 +11,7 @@
 //!
 //! An unnamed file is gone with its process, whatever ends that.
 //! Where the file system has none, a file with a name of its own takes its place, and is removed when dropped.
-//! Whoever has the old file open or mapped keeps the old bytes; nobody sees half a file.
+//! A process that has the old file open or mapped keeps the old bytes; nobody sees half a file.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -134,7 +134,7 @@ impl Target {
         })
     }
 
-    /// Gives the complete file its name.
+    /// Names the complete file.
     ///
     /// # Errors
     /// It cannot be saved, linked or renamed.
@@ -213,7 +213,7 @@ fn is_mount_point(path: &Path) -> bool {
     }
 }
 
-/// A file without a name in `folder`, which can be given one.
+/// A file without a name in `folder`, which can get one.
 fn unnamed(folder: &Path, mode: u32) -> io::Result<File> {
     let file =
         OpenOptions::new().write(true).mode(mode).custom_flags(OFlag::O_TMPFILE.bits()).open(folder)?;
@@ -226,7 +226,7 @@ fn link_to(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Gives an unnamed file a name that is free.
+/// Links an unnamed file under a free name.
 fn link(file: &File, path: &Path) -> io::Result<()> {
     Ok(linkat(AT_FDCWD, &link_to(file), AT_FDCWD, path, AtFlags::AT_SYMLINK_FOLLOW)?)
 }
@@ -242,7 +242,7 @@ fn prefix_for(path: &Path) -> OsString {
     prefix
 }
 
-/// Gives `file` the mode of the old one, and as much of its owner as the system allows.
+/// Sets the mode of `file` to that of the old one, and as much of its owner as the system allows.
 fn keep(file: &File, old: &Metadata, path: &Path) -> Result<()> {
     let ours = file.metadata().with_context(|| format!("examine the file for {}", path.display()))?;
     let is_kept = (ours.uid(), ours.gid()) == (old.uid(), old.gid())

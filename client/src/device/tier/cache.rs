@@ -1,6 +1,6 @@
 //! The memory of a cache, and what must be done to it before a launch.
 //!
-//! A line is tagged with the block word that it came from, so stores need not be told to it.
+//! A line is tagged with the block word that it came from, so stores need no message.
 //! But a block's word may come back after 2^18 stores, when its sequence comes round: before that, a sweep empties the
 //! lines whose word is not their block's any more.
 
@@ -65,7 +65,7 @@ impl Cache {
         self.buffer.as_ref()
     }
 
-    /// What the kernels are told.
+    /// What the kernels receive.
     pub(super) fn place(&self) -> Place {
         self.buffer.as_ref().map_or_else(Place::default, |buffer| self.layout.at(buffer.address()))
     }
@@ -118,7 +118,7 @@ impl Cache {
         Ok(())
     }
 
-    /// What is due, where the ring of changed blocks stands at `head`.
+    /// What is due, where the ring of changed blocks is at `head`.
     fn due(&self, head: u64) -> Due {
         let state = self.state.lock();
         match head.wrapping_sub(state.swept) {

@@ -21,7 +21,7 @@ impl CacheConfig {
 
     /// Gathers occupy no more than so many multiprocessors at a time; 0, as at first: all that are free.
     ///
-    /// The driver may spread them over more, each with other kernels beside them.
+    /// The driver may spread them over more, each with other kernels next to them.
     #[must_use]
     pub const fn multiprocessors(mut self, count: u32) -> Self {
         self.multiprocessors = count;

@@ -201,7 +201,7 @@ pub(super) fn submit(
     // What the calls and steps lead to: tables, caches and forms in buffers of the load, segments under its guards,
     // row numbers and outputs in its buffers, or promised by the caller of `gather_many_raw`.
     debug_assert!(work.calls.len() == load.n_calls, "a call without its tensor");
-    // SAFETY: runs are free when `Runs::take` gives them; the load above is kept by a flight until the event has
+    // SAFETY: runs are free when `Runs::take` returns them; the load above is kept by a flight until the event has
     // fired, dropped after a failure when nothing runs, and else abandoned; the kernels are those of module `gather`.
     unsafe { run.submit_gather(kernels, work, stream) }
 }

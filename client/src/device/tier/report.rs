@@ -1,7 +1,7 @@
 //! What a gather reported, and rows that were not there.
 //!
-//! A row that is not in the pool is on a list of its launch: whoever waits has its block brought there, and gathers
-//! these rows alone once more.
+//! A row that is not in the pool is on a list of its launch: the caller that waits has its block brought there, and
+//! gathers these rows alone once more.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a GPU is told of a tensor, and the host's copy of it.
+//! What a GPU knows of a tensor, and the host's copy of it.
 //!
 //! ```text
 //! device  [GatherTensor | segments, 16 bytes each | block words]
@@ -99,7 +99,7 @@ impl Table {
     pub(super) fn is_of(&mut self, opened: &Arc<Opened>) -> bool {
         let same = self.opened.slot == opened.slot && self.opened.instance() == opened.instance();
         if same && !Arc::ptr_eq(&self.opened, opened) {
-            // Another session has mapped every segment anew; the old one hears of none that is given back.
+            // Another session has mapped every segment again; the old one hears of none that is returned.
             self.is_stale |= self.opened.attachment_number() != opened.attachment_number();
             self.opened = Arc::clone(opened);
         }

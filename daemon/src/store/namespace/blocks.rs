@@ -1,6 +1,6 @@
-//! Blocks of visible tensors: copied out to be read without the lock, and stored anew.
+//! Blocks of visible tensors: copied out to be read without the lock, and stored again.
 //!
-//! A block is changed by whoever holds its tensor's `writing` lock, from the word that it read; readers see the old
+//! A block is changed only under its tensor's `writing` lock, from the word that it read; readers see the old
 //! word or the new one.
 
 use std::ops::Range;
@@ -40,7 +40,7 @@ impl BlockCopy {
     }
 }
 
-/// How a block stands, without its bytes.
+/// State of a block, without its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockState {
     pub(crate) word: BlockWord,
@@ -179,7 +179,7 @@ impl Namespace {
         Ok(self.keyed(&mut inner, key)?.content.overlaid.range(from..).next().copied())
     }
 
-    /// Stores blocks of a tensor; the caller holds its `writing` lock. Gives the revision.
+    /// Stores blocks of a tensor; the caller holds its `writing` lock. Returns the revision.
     ///
     /// Changes whose block has another word by now are handed back, with their extents free again.
     ///

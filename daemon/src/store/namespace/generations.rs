@@ -19,7 +19,7 @@ pub(crate) struct NewGeneration {
 /// Codec, index and number of the generation that blocks are encoded with; no number where they are stored raw.
 pub(crate) type Current = (CodecId, Option<(u8, u32)>);
 
-/// How a tensor stands when a refit is planned.
+/// State of a tensor when a refit is planned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
     pub(crate) revision: u64,

@@ -88,14 +88,14 @@ impl Namespace {
         }
     }
 
-    /// Every segment, as the namespace goes: from now on it takes and gives none.
+    /// Every segment, as the namespace goes: from now on it has no room.
     pub(in crate::store) fn bury(&self) -> Vec<(SegmentId, Arc<Segment>)> {
         let mut inner = self.inner.lock();
         inner.is_buried = true;
         inner.present_segments()
     }
 
-    /// Gives of every data segment again, those that are being emptied included.
+    /// Reopens every data segment for allocation, those that are being emptied included.
     pub(in crate::store) fn open_segments(&self) {
         self.inner.lock().data.open_segments();
     }

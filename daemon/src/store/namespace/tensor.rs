@@ -40,7 +40,7 @@ pub(in crate::store) struct Tensor {
     pub(super) publication: u64,
     pub(super) table: Extent,
     pub(super) generations: Extent,
-    /// Held by whoever stores blocks of it, one at a time: see the module `update`.
+    /// Held while blocks of it are stored, by one at a time: see the module `update`.
     pub(super) writing: Arc<Mutex<()>>,
     pub(super) refit: RefitRecord,
     /// The heap that it takes.

@@ -33,7 +33,7 @@ impl Namespace {
         Ok(Reply::Verified { n_blocks, next_block, raw_bytes, damage })
     }
 
-    /// Checks one block; gives its raw bytes, or what is wrong.
+    /// Checks one block; returns its raw bytes, or what is wrong.
     fn verify_block(
         &self,
         target: &Target,

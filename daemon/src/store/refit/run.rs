@@ -137,7 +137,7 @@ impl Store {
         })
     }
 
-    /// Stores the next block anew that a refit has something to do with; says whether there was one.
+    /// Stores the next block again that a refit has something to do with; says whether there was one.
     pub(in crate::store) fn refit_block(&self, refit: &mut Refit, work: &mut Workspace) -> Outcome<bool> {
         let next = refit.next()?;
         let Next::Block(block_idx) = next else {

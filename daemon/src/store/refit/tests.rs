@@ -60,7 +60,7 @@ fn a_refit_stops_where_its_first_blocks_do_not_keep_what_was_promised() {
     assert_eq!(carry_out(&stored, &target, plan), n_checked);
     assert_eq!(namespace.current(&target.key).unwrap(), before, "no block needs the new generation");
     assert!(read(&stored, &target) == first);
-    // Where they are as they were planned with, all are stored anew.
+    // Where they are as they were planned with, all are stored again.
     update_all(&other);
     let plan = stored.store.plan(&namespace, &target).unwrap();
     assert_eq!(carry_out(&stored, &target, plan) as u64, BLOCKS);

@@ -1,4 +1,4 @@
-//! Blocks stored anew with the values that they have: by folds, refits and compaction.
+//! Blocks stored again with the values that they have: by folds, refits and compaction.
 
 use tierpack_kernels::codec::Encoded;
 use tierpack_shm::faults::{Point, reach};
@@ -22,7 +22,7 @@ pub(in crate::store) enum Longer {
     Dropped,
 }
 
-/// What came of storing a block anew.
+/// What came of storing a block again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::store) struct Rewritten {
     pub(in crate::store) raw_bytes: u64,
@@ -51,7 +51,7 @@ fn rounded(bytes: &[u8]) -> u64 {
 }
 
 impl Store {
-    /// Stores a block anew as it is now, overlays included, with the current generation or where that makes it longer
+    /// Stores a block again as it is now, overlays included, with the current generation or where that makes it longer
     /// as `longer` says.
     ///
     /// What takes time is done without the writing lock, unless updates come between again and again.
@@ -103,7 +103,7 @@ impl Store {
 }
 
 impl Workspace {
-    /// Encodes the raw bytes with the current generation, or with the block's own where that is given and makes them
+    /// Encodes the raw bytes with the current generation, or with the block's own where that is passed and makes them
     /// shorter; `None` where the current one has ended meanwhile.
     fn encode_shortest(
         &mut self,

@@ -190,7 +190,7 @@ macro_rules! exponents_first {
 exponents_first!(record_three, exponents_three, Schedule::Three, "avx2,bmi1,popcnt");
 exponents_first!(record_tiers, exponents_tiers, Schedule::Tiers, "avx2,bmi1,popcnt,bmi2");
 
-/// The exponents of a record of `planes:3`; gives the bit of the tail after them, or `None` where it is too short.
+/// The exponents of a record of `planes:3`; returns the bit of the tail after them, or `None` where it is too short.
 #[inline(never)]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 fn exponents_three<const KIND: u8>(

@@ -38,7 +38,7 @@ struct Writer<'a> {
     bases: Option<&'a [u8]>,
     /// The exponents that have a code, by rank.
     table: [u8; 16],
-    /// The rank of each, inverted; 0 where it stands in the table before.
+    /// The rank of each, inverted; 0 where it is in the table before.
     inverted: [u8; 16],
     out: &'a mut [u8],
     escapes: &'a mut Vec<Escape>,
@@ -386,7 +386,7 @@ fn rotate_16(words: __m256i) -> __m256i {
     _mm256_or_si256(_mm256_slli_epi16::<1>(words), _mm256_srli_epi16::<15>(words))
 }
 
-/// Puts the quarters in order that a packing of two vectors gives, which works on lanes.
+/// Puts the quarters in the order of a packing of two vectors, which works on lanes.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 fn pack(quarters: __m256i) -> __m256i {

@@ -138,7 +138,7 @@ impl Source {
     }
 
     fn open_file(path: &OsStr) -> Result<Self, GpuError> {
-        // SAFETY: whoever names the library vouches for it, as with the loader's own variables.
+        // SAFETY: the user who names the library vouches for it, as with the loader's own variables.
         let opened = unsafe { Library::new(path) };
         opened.map(Self::File).map_err(|cause| GpuError::NoDriver {
             cause: format!("load {} of {DRIVER_VARIABLE}: {cause}", path.display()),
@@ -201,7 +201,7 @@ fn named(get_error_name: GetErrorName, code: u32) -> String {
     if found != 0 || name.is_null() {
         return "a code that this driver has no name for".to_owned();
     }
-    // SAFETY: the driver gave a pointer to a static C string.
+    // SAFETY: the driver returned a pointer to a static C string.
     unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
 }
 

@@ -152,7 +152,7 @@ impl Device {
         std::process::id() == self.process
     }
 
-    /// Makes its context the current one of this thread, until what this gives is dropped.
+    /// Makes its context the current one of this thread, until what this returns is dropped.
     ///
     /// Until then a capture into a graph, of this thread or another, takes no harm from what is asked here, and refuses
     /// nothing but what would be part of it: no call of ours depends on a stream that is not ours, or checked before.
@@ -185,9 +185,9 @@ impl Device {
         (unsafe { exchange(&raw mut mode) } == 0).then_some(mode)
     }
 
-    /// Calls `release` in the context, to give something back; not in a fork, where nothing of it exists.
+    /// Calls `release` in the context, to return something; not in a fork, where nothing of it exists.
     ///
-    /// Its answer is for nobody: a context that is lost has given everything back.
+    /// Its answer is for nobody: a context that is lost has returned everything.
     pub(super) fn release(&self, release: impl FnOnce(&Api) -> c_uint) {
         drop(self.release_checked("release", release));
     }
@@ -235,7 +235,7 @@ impl Drop for Device {
         if self.is_here() {
             // SAFETY: retained once by `open`; everything made in the context holds this, and so is gone.
             let released = unsafe { (self.api.primary_ctx_release)(self.device) };
-            // There is nobody to tell, and nothing left to give back.
+            // There is nobody to report to, and nothing left to return.
             let _ = released;
         }
     }

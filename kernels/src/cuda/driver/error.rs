@@ -68,7 +68,7 @@ pub enum GpuError {
     /// A setting that is none.
     #[error("{name} is {found:?}: {needed}")]
     Setting {
-        /// Where it was given.
+        /// Where it was passed.
         name: &'static str,
         /// What it is.
         found: String,

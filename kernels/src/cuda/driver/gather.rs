@@ -22,7 +22,7 @@ use super::run::{Run, put};
 use super::stream::{Stream, Unqueued};
 use crate::cuda::gather::{GatherCall, GatherLaunch, GatherStatus};
 
-/// Positions that the miss list of a call has room for; a call with more misses is gathered anew as a whole.
+/// Positions that the miss list of a call has room for; a call with more misses is gathered again as a whole.
 pub const MISSED_ROOM: u32 = 256;
 
 const MISSED_BYTES: u64 = MISSED_ROOM as u64 * 4;

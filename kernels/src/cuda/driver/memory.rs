@@ -148,7 +148,7 @@ impl Drop for DeviceBuffer {
         if self.is_abandoned {
             return;
         }
-        // SAFETY: allocated by `new` and freed once; who gave its address to a launch has kept it until then.
+        // SAFETY: allocated by `new` and freed once; who passed its address to a launch has kept it until then.
         self.device.release(|api| unsafe { (api.mem_free)(self.address) });
     }
 }
@@ -162,7 +162,7 @@ pub struct PageLocked {
     is_abandoned: bool,
 }
 
-// SAFETY: it owns its memory, as a `Vec` does; contexts are entered by whoever uses it.
+// SAFETY: it owns its memory, as a `Vec` does; contexts are entered by its users.
 unsafe impl Send for PageLocked {}
 // SAFETY: a shared reference only reads.
 unsafe impl Sync for PageLocked {}
@@ -184,7 +184,7 @@ impl PageLocked {
             return Err(GpuError::of("cuMemHostAlloc", 2, "no address".to_owned()));
         };
         // Left over from the process's own earlier use, or new from the system: in either case it is initialized.
-        // SAFETY: the driver gave `len` bytes, which nobody else has.
+        // SAFETY: the driver returned `len` bytes, which nobody else has.
         unsafe { pointer.write_bytes(0, len) };
         Ok(Self { device: Arc::clone(device), pointer, len, is_abandoned: false })
     }
@@ -220,7 +220,7 @@ impl Drop for PageLocked {
         if self.is_abandoned {
             return;
         }
-        // SAFETY: allocated by `new` and freed once; who gave it to a copy has waited for that.
+        // SAFETY: allocated by `new` and freed once; who passed it to a copy has waited for that.
         self.device.release(|api| unsafe { (api.mem_free_host)(self.pointer()) });
     }
 }

@@ -1,4 +1,4 @@
-//! The CUDA driver: everything that TierPack asks of it, behind types that give back what they took.
+//! The CUDA driver: everything that TierPack asks of it, behind types that return what they took.
 //!
 //! ```text
 //! api       the driver's functions, found by name       device    a device and its primary context

@@ -1,6 +1,6 @@
 //! Registration: memory of the process that the device may read where it is.
 //!
-//! The driver page-locks the range and gives it an address on each device.
+//! The driver page-locks the range and assigns it an address on each device.
 //! A range is registered once per process and unregistered once, before it is unmapped; the driver refuses a second
 //! registration that overlaps, and keeps a forgotten one for the next mapping at that address.
 
@@ -120,7 +120,7 @@ impl Registration {
             unsafe { (api.mem_host_unregister)(self.pointer.as_ptr()) }
         });
         match ended {
-            // A context that is lost has given everything back.
+            // A context that is lost has returned everything.
             Err(error) if error.is_lost() => Ok(()),
             ended => ended,
         }

@@ -15,7 +15,7 @@ const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 const NOT_READY: u32 = 600;
 
-/// A driver that refuses to wait is asked again for this long, since what is used can then not be given back.
+/// A driver that refuses to wait is asked again for this long, since what is used can then not be returned.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Between two questions to a driver that refuses to answer.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);

@@ -59,7 +59,7 @@ impl CacheLayout {
         }
     }
 
-    /// Bytes that it takes: at most those that were given. The first [`CacheLayout::tag_bytes`] must be 0 at first.
+    /// Bytes that it takes: at most those that were passed. The first [`CacheLayout::tag_bytes`] must be 0 at first.
     pub const fn bytes(&self) -> u64 {
         self.tag_bytes() + self.n_lines() * self.line_bytes as u64
     }
@@ -79,7 +79,7 @@ impl CacheLayout {
         self.line_bytes
     }
 
-    /// What the kernels are told, where it starts at this address, a multiple of 16.
+    /// What the kernels receive, where it starts at this address, a multiple of 16.
     pub const fn at(&self, address: u64) -> Cache {
         Cache {
             sets: address,

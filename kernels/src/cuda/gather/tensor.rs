@@ -1,4 +1,4 @@
-//! What the kernels are told of a tensor: how its rows are found, and how each generation of metadata stores them.
+//! What the kernels know of a tensor: how its rows are found, and how each generation of metadata stores them.
 
 use tierpack_shm::types::Access;
 
@@ -24,7 +24,7 @@ const USUAL_WINDOW_BYTES: u32 = 8 * 1024;
 /// Rows of at most so many elements are gathered by a quarter of a warp.
 const SMALL_ELEMS: u64 = 256;
 
-/// Addresses that the kernels are told.
+/// Addresses for the kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// Of the block words, a multiple of 8.

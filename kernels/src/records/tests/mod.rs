@@ -38,7 +38,7 @@ fn with_strides(geometry: &Geometry, codec: CodecId, form: metadata::Form, strid
     Some(metadata)
 }
 
-/// Encodes and decodes every block on every level; gives how many blocks were not `raw`.
+/// Encodes and decodes every block on every level; returns how many blocks were not `raw`.
 fn round_trip(geometry: &Geometry, metadata: &Metadata, raw: &[u8]) -> usize {
     let coder = Coder::new(metadata, geometry).unwrap();
     let mut n_coded = 0;

@@ -106,7 +106,7 @@ fn noise() -> impl FnMut() -> u64 {
     }
 }
 
-/// Encodes a tensor of `n` words per row, given by row and column; gives its stored bytes per 1000 raw ones.
+/// Encodes a tensor of `n` words per row, a value for each row and column; returns its stored bytes per 1000 raw ones.
 fn per_mille(geometry: &Geometry, form: &Form, mut word: impl FnMut(u64, u64) -> u64) -> u64 {
     let word_bytes = word_bytes(geometry.dtype());
     let columns = geometry.row_bytes() / word_bytes;

@@ -35,7 +35,7 @@ enum Event {
     Line { reader: usize, line: String },
     /// A reader's output ended.
     End { reader: usize },
-    /// The demo was told to end.
+    /// The demo received a signal to end.
     Interrupt(Signal),
 }
 
@@ -103,7 +103,7 @@ impl Events {
     /// Waits a tick.
     ///
     /// # Errors
-    /// This program was told to end.
+    /// This program received a signal to end.
     pub(in crate::commands) fn tick(&self) -> Result<()> {
         self.next().map(drop)
     }

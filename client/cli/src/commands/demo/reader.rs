@@ -123,7 +123,7 @@ fn read_all(pairs: &[(&SourceTensor, Handle)], time: Duration, seed: u64) -> Res
 }
 
 impl Tally {
-    /// Counts one read that should have given `expected`.
+    /// Counts one read that should have returned `expected`.
     fn count(&mut self, got: &[u8], expected: &[u8]) {
         self.reads += 1;
         self.bytes += got.len() as u64;

@@ -1,6 +1,6 @@
 //! The data of the demo: a slice of a real checkpoint inside the binary.
 //!
-//! Source: `tests/data/README.md`, where its license stands too.
+//! Source: `tests/data/README.md`, which has its license, too.
 
 use std::collections::BTreeMap;
 

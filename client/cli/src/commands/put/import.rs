@@ -99,7 +99,7 @@ impl Import {
         Ok(())
     }
 
-    /// Gives the one tensor its name.
+    /// Names the one tensor.
     fn rename(&mut self, name: &str) -> Result<()> {
         let n = self.n_tensors();
         let mut tensors = self.parts.iter_mut().flat_map(|part| &mut part.tensors);

@@ -18,7 +18,7 @@ pub(super) fn write(stats: &Stats, rates: Option<&Rates>, out: &mut dyn Write) -
     }
     let mut tables = [daemon, rates::table(stats, rates), namespaces(stats)];
     if rates.is_some() {
-        // What changes stands where a small terminal shows it.
+        // What changes comes first, where a small terminal shows it.
         tables.swap(0, 1);
     }
     for table in tables {

@@ -229,7 +229,7 @@ fn refuses_lengths_and_versions_that_lie() {
     assert!(refusal(&bytes).contains("npy version 9.0 is unknown"));
 }
 
-/// Every truncation and every changed byte gives an error or a checked tensor, never a panic.
+/// Every truncation and every changed byte leads to an error or a checked tensor, never a panic.
 #[test]
 fn survives_every_changed_byte() {
     let good = file(&header("'<f4'", "False", "(2, 3)"), 24);

@@ -115,7 +115,7 @@ pub(in crate::files) fn unique_texts<'de, A: MapAccess<'de>>(
     map.next_value_seed(TextMap(key))
 }
 
-/// Reads an object of strings, the value of this key; `None` and JSON's null stand for an empty one, as in the safetensors crate.
+/// Reads an object of strings, the value of this key; `None` and null are an empty one, as in the safetensors crate.
 struct TextMap(&'static str);
 
 impl<'de> DeserializeSeed<'de> for TextMap {

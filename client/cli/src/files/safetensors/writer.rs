@@ -69,7 +69,7 @@ impl Plan {
         self.data_len
     }
 
-    /// Length and header, as they stand at the start of the file.
+    /// Length and header, as they are at the start of the file.
     fn front(&self, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
         let mut front = vec![0; 8];
         serde_json::to_writer(&mut front, &HeaderText { plan: self, metadata })
@@ -87,7 +87,7 @@ impl Plan {
     }
 }
 
-/// The header as JSON: metadata first, sorted, so that equal pools give equal files.
+/// The header as JSON: metadata first, sorted, so that equal pools are written as equal files.
 struct HeaderText<'a> {
     plan: &'a Plan,
     metadata: &'a BTreeMap<String, String>,
@@ -144,7 +144,7 @@ impl Output {
         self.file.write(bytes)
     }
 
-    /// Gives the complete file its name.
+    /// Names the complete file.
     ///
     /// # Errors
     /// Tensors are missing, or the file cannot be saved or named.

@@ -188,7 +188,7 @@ pub(super) fn top_bits<const KIND: u8>(exponents: __m256i) -> __m256i {
     }
 }
 
-/// 32 bytes so that unpacking them, once for words of 16 bits and twice for 32, gives words in order.
+/// 32 bytes so that unpacking them, once for words of 16 bits and twice for 32, leads to words in order.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,popcnt")]
 pub(super) fn ordered<const KIND: u8>(bytes: __m256i) -> __m256i {

@@ -23,7 +23,7 @@ pub(super) struct Tail<'a> {
     room: &'a mut [u8],
     /// How many of them.
     len: usize,
-    /// They stand in the body in one piece.
+    /// They lie in the body in one piece.
     in_place: bool,
 }
 
@@ -102,7 +102,7 @@ impl<'a> Tail<'a> {
 }
 
 /// Writes the exponents of the escapes of a group, which start at bit `at` of the tail, over those of their codes;
-/// gives the bit after them, or `None` where the tail is too short.
+/// returns the bit after them, or `None` where the tail is too short.
 #[inline(always)]
 pub(super) fn patch<const KIND: u8, const AT_ONCE: usize>(
     tail: &[u8],
@@ -149,7 +149,7 @@ impl Tiers {
     }
 }
 
-/// Reads the tiers of a group after the first, whose planes are given; they start at bit `at` of the tail, and are
+/// Reads the tiers of a group after the first, whose planes are passed; they start at bit `at` of the tail, and are
 /// not all in it where it is `None`.
 ///
 /// # Safety
@@ -223,7 +223,7 @@ const fn exponent<const KIND: u8>(bits: u64) -> u8 {
     if KIND == F16 { byte << 3 } else { byte }
 }
 
-/// Gives word `place` another exponent, which stands below the sign in the upper 16 bits of every word.
+/// Replaces the exponent of word `place`, which is below the sign in the upper 16 bits of every word.
 #[inline(always)]
 pub(super) fn patch_word<const KIND: u8>(words: &mut [u8], place: usize, exponent: u16) {
     let bits = exponent_bits(KIND);
