@@ -1,7 +1,7 @@
 //! `cargo bench -p tierpack-tests --bench cache_policy [-- --json OUT]`: which rows should a cache in GPU memory keep?
 //!
 //! Simulates replacement policies of a set-associative cache that thousands of warps fill at the same time, over
-//! synthetic traces (`tests/data/traces/README.md`), beside static sets, a fully associative LRU and Belady's MIN.
+//! synthetic traces (`tests/data/traces/README.md`), next to static sets, a fully associative LRU and Belady's MIN.
 //! It counts hits and measures no time, so its figures are the same on every machine.
 //! `kernels/CACHE.md` holds them, and what follows from them.
 

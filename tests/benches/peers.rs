@@ -1,4 +1,4 @@
-//! `cargo bench -p tierpack-tests [-- FILE... --json OUT]`: TierPack's codecs beside other compressors, in one run.
+//! `cargo bench -p tierpack-tests [-- FILE... --json OUT]`: TierPack's codecs next to other compressors, in one run.
 //!
 //! TierPack's rows are those of `tierpack bench codecs`, which this starts as a process of its own.
 //! The peers get the same tensors in pieces of 256 KiB, the size of a TierPack block, or of 1 MiB, and are timed alike:

@@ -2,7 +2,7 @@
 //!
 //! A driver is loaded once per process, its settings are environment variables, and an error of a kernel lasts as long
 //! as the process; so a test starts itself again, once per setting, and looks at how that ends.
-//! The driver is the stand-in beside the test executable, unless `TIERPACK_CUDA_DRIVER` says otherwise: with `system`
+//! The driver is the stand-in next to the test executable, unless `TIERPACK_CUDA_DRIVER` says otherwise: with `system`
 //! the same tests run on the installed driver, except for those that set the stand-in's variables.
 //! With `TIERPACK_TEST_ACCESS=MODE` they run in that access mode alone, on either driver as they would on a GPU that has
 //! it: `gpu-check` runs them once per mode of the device.
@@ -26,7 +26,7 @@ const READS_PAGEABLE: (&str, &str) = ("FAKE_CUDA_ATTR_88", "1");
 /// Variables of a child; those that start with `FAKE_CUDA_` are the stand-in's.
 pub type Settings<'a> = &'a [(&'a str, &'a str)];
 
-/// The stand-in, which cargo builds beside the tests.
+/// The stand-in, which cargo builds next to the tests.
 ///
 /// # Panics
 /// When the system does not say where this program is.

@@ -204,7 +204,7 @@ impl Daemon {
         drop(self.process.take());
     }
 
-    /// Stops it with SIGTERM; gives its exit status.
+    /// Stops it with SIGTERM; returns its exit status.
     ///
     /// # Panics
     /// When it does not end.
@@ -272,7 +272,7 @@ impl Daemon {
         serde_json::from_str(&text).expect("stats are JSON")
     }
 
-    /// Waits until no lease is taken and nothing is held; gives the stats then.
+    /// Waits until no lease is taken and nothing is held; returns the stats then.
     ///
     /// # Panics
     /// When that does not happen.
@@ -299,7 +299,7 @@ impl Daemon {
         self.command().args(args).stdin(Stdio::null()).output().expect("run the program")
     }
 
-    /// As [`Daemon::run`], for a command that must succeed; gives its standard output.
+    /// As [`Daemon::run`], for a command that must succeed; returns its standard output.
     ///
     /// # Panics
     /// When it fails; its errors are in the message.

@@ -78,7 +78,7 @@ impl Peer {
         send_packet(self.fd.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL).is_ok()
     }
 
-    /// Sends a request with the next id; gives the id.
+    /// Sends a request with the next id; returns the id.
     ///
     /// # Errors
     /// As [`send`].
@@ -143,7 +143,7 @@ impl Peer {
         (id, page, header, header_len)
     }
 
-    /// Begins a put of `rows` rows of 512 bytes; gives the transfer.
+    /// Begins a put of `rows` rows of 512 bytes; returns the transfer.
     ///
     /// # Panics
     /// When that is refused.
@@ -154,7 +154,7 @@ impl Peer {
         }
     }
 
-    /// Waits until the daemon has hung up; gives the messages that came before that.
+    /// Waits until the daemon has hung up; returns the messages that came before that.
     ///
     /// # Panics
     /// When it does not.

@@ -121,7 +121,7 @@ impl Served {
         });
     }
 
-    /// Waits until it has refused to start; gives its one line of error.
+    /// Waits until it has refused to start; returns its one line of error.
     ///
     /// # Panics
     /// When it ends in another way, or has served.

@@ -12,7 +12,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const CLIENT: &str = env!("CARGO_BIN_EXE_tierpack-test-client");
 const MIB: u64 = 1 << 20;
 
-/// What the daemon may take beside its pool: program, threads, buffers, tables.
+/// What the daemon may take next to its pool: program, threads, buffers, tables.
 const FIXED_BYTES: u64 = 32 * MIB;
 /// What a client may add: program, thread, page tables.
 const CLIENT_BYTES: u64 = 20 * MIB;
@@ -38,7 +38,7 @@ fn allocated(pid: u32) -> u64 {
     segments.filter_map(|path| std::fs::metadata(path).ok()).map(|found| found.blocks() * 512).sum()
 }
 
-/// Puts until the pool is full; gives how many bytes it put.
+/// Puts until the pool is full; returns how many bytes it put.
 fn fill(client: &Client, id: usize) -> u64 {
     let mut put = 0;
     for (n, size) in SIZES.iter().cycle().enumerate() {

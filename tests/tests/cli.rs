@@ -16,7 +16,7 @@ fn start() -> Daemon {
     Daemon::start(PROGRAM, &SERVE)
 }
 
-/// Runs `get` with these arguments and reads what it wrote; gives its standard error too.
+/// Runs `get` with these arguments and reads what it wrote; returns its standard error too.
 fn export(daemon: &Daemon, args: &[&str]) -> (Tensors, Metadata, String) {
     let path = daemon.dir().join("out.safetensors");
     let output = daemon.run(&[&["get", "-o", path.to_str().expect("a path of the test")], args].concat());

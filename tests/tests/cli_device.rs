@@ -35,7 +35,7 @@ fn run(args: &[&str], settings: Settings<'_>) -> Output {
     command.args(args).stdin(Stdio::null()).output().expect("run the program")
 }
 
-/// As [`run`], for a command that must succeed; gives its standard output.
+/// As [`run`], for a command that must succeed; returns its standard output.
 fn run_ok(args: &[&str], settings: Settings<'_>) -> String {
     let output = run(args, settings);
     let errors = String::from_utf8_lossy(&output.stderr);

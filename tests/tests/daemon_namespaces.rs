@@ -52,7 +52,7 @@ fn a_daemon_that_is_pid_1_every_time_starts_every_time() {
         put(&socket, "a");
         let lock = std::fs::read_to_string(folder.path().join("control.sock.lock")).unwrap();
         assert_says(&lock, &["pid 1,"]);
-        // Another pid 1 beside it, and one outside.
+        // Another pid 1 next to it, and one outside.
         assert_says(&serve(&PID_NAMESPACE, &socket, "x.log").refusal(), &["another daemon (pid 1,"]);
         kill(child_of(&daemon.process), Signal::SIGKILL).unwrap();
         daemon.process.wait();

@@ -146,7 +146,7 @@ fn a_handle_says_when_the_next_daemon_has_another_tensor_or_none() {
     assert_eq!(data::mismatches(handle.get().unwrap().as_bytes(), 1, 2, 0), 0);
 }
 
-/// Gives bytes as they are allowed.
+/// Yields bytes as they are allowed.
 struct Gated {
     gate: Receiver<usize>,
     open: usize,

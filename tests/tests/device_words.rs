@@ -56,7 +56,7 @@ impl Stage {
         this
     }
 
-    /// Gives a block a new version elsewhere; the old extent stays as it was.
+    /// Stores a new version of a block elsewhere; the old extent stays as it was.
     fn change(&mut self, block_idx: usize) -> Extent {
         let place = block_idx as u64;
         self.versions[block_idx] += 1;
@@ -262,7 +262,7 @@ fn a_word_that_comes_back_while_words_are_loaded_revives_no_line() {
             tell.send(nix::unistd::gettid()).expect("the test waits");
             device.gather(&ids).and_then(|rows| rows.to_host())
         });
-        // It has asked where the ring stands, and has not loaded the word of block 1.
+        // It has asked where the ring is, and has not loaded the word of block 1.
         wait_asleep(told.recv().expect("a thread"), || gathering.is_finished());
         stage.tell(ROUND - 2);
         stage.tensor.free(old);

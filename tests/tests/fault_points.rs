@@ -154,7 +154,7 @@ fn is_version(bytes: &[u8], (id, version): (u16, u16), codec: CodecId) -> bool {
     words(codec).mismatches(bytes, id, version, 0) == 0
 }
 
-/// Puts raw tensors until the pool is full; gives their number.
+/// Puts raw tensors until the pool is full; returns their number.
 fn fill(client: &Client) -> u64 {
     for n in 0.. {
         match put(client, &format!("filler-{n}"), (90, 1), RAW, FILLER_ROWS) {

@@ -40,7 +40,7 @@ fn a_file_is_known_by_its_first_bytes_whatever_its_name() {
     assert_says(&error_line(&daemon.run(&["put", &zip])), &["weights.npy", "zip archive", "numpy.save"]);
     let text = daemon.file("notes", b"some words");
     assert_says(&error_line(&daemon.run(&["put", &text])), &["notes", "text", "--format"]);
-    // Whoever says so has it read as that.
+    // A user who says so has it read as that.
     let error = error_line(&daemon.run(&["put", &text, "--format", "npy"]));
     assert_says(&error, &["notes as npy", "10 bytes"]);
 }

@@ -1,4 +1,4 @@
-//! Forks: a child gets a clear error at once from everything that its parent opened, can connect anew, and disturbs its
+//! Forks: a child gets a clear error at once from everything that its parent opened, can connect again, and disturbs its
 //! parent by no way of ending.
 //!
 //! The forks happen in a process of their own, `tierpack-test-client fork`, which checks the children; here the daemon's

@@ -79,7 +79,7 @@ fn kill_clients(codec: CodecId) {
     while Instant::now() < end {
         std::thread::sleep(PAUSE);
         let victim = usize::try_from(random.below((READERS + PUTTERS) as u64)).expect("a small number");
-        // The one that takes the place starts beside the others, and is waited for only at the end.
+        // The one that takes the place starts next to the others, and is waited for only at the end.
         match victim.checked_sub(READERS) {
             None => readers[victim] = reader(&daemon, codec),
             Some(putter_idx) => putters[putter_idx] = putter(&daemon, codec),

@@ -90,7 +90,7 @@ fn threads_that_read_during_refits_see_every_word_as_it_was_put() {
     println!("{refits} refits beside {reads:?} reads");
 }
 
-/// C35: a reader that has found an overlay stops; the block below it is folded, refitted, moved, removed and put anew.
+/// C35: a reader that has found an overlay stops; the block below it is folded, refitted, moved, removed and put again.
 #[test]
 fn a_reader_that_is_stopped_below_an_overlay_reads_what_it_found() {
     for operation in ["get", "gather"] {
@@ -163,7 +163,7 @@ fn stopped_reader(operation: &str, refits: u64) {
         serde_json::from_str(&reader.line().expect("the client reports")).expect("a report")
     };
     let found = report();
-    // Later blocks may lie in segments that came while it was stopped: then it reads anew, and all of what is there.
+    // Later blocks may lie in segments that came while it was stopped: then it reads again, and all of what is there.
     let retries = retries_of(&daemon, pid) - retries;
     let version = if retries == 0 { 1 } else { 3 };
     let expected = FaultReport { version: Some(version), error: None };

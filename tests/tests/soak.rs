@@ -12,7 +12,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 /// A soak takes all of a small machine: one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Runs a soak that must find nothing; gives its report.
+/// Runs a soak that must find nothing; returns its report.
 fn soak(minutes: &str, more: &[&str]) -> Value {
     let _turn = TURN.lock();
     let mut command = Command::new(PROGRAM);

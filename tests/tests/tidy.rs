@@ -90,7 +90,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Where `word` stands on its own.
+/// Where `word` is on its own.
 fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     text.match_indices(word).map(|(at, _)| at).filter(move |&at| {
         let (before, after) = (&text[..at], &text[at + word.len()..]);

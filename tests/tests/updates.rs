@@ -23,7 +23,7 @@ fn index(value: u64) -> usize {
     usize::try_from(value).expect("a size of the test")
 }
 
-/// What a tensor must be, beside the pool.
+/// What a tensor must be, next to the pool.
 struct Model {
     name: String,
     bytes: Vec<u8>,

@@ -1,6 +1,6 @@
 //! Runs CUDA kernels on the CPU: the `.cu` files of `kernels/cuda`, compiled as C++ over a runtime of fibers.
 //!
-//! One fiber stands for one GPU thread.
+//! One fiber is for one GPU thread.
 //! Lanes of a warp meet in collectives exactly as their masks say; what would hang or be undefined on a GPU is an
 //! [`Error`] that names kernel, thread block, warp, lane, file and line.
 //! Three [`Order`]s of lanes show what depends on their order; sanitizer builds (`sanitize.sh`) show races and
@@ -59,7 +59,7 @@ pub struct Opts {
     pub strict_exit: bool,
     /// Whether lanes of one collective must stand at the same file and line.
     pub strict_site: bool,
-    /// More yields than this without progress are a livelock; 0 stands for 50 million.
+    /// More yields than this without progress are a livelock; 0 means 50 million.
     pub max_idle_yields: u64,
 }
 

@@ -18,7 +18,7 @@ use crate::settings::{Mode, Settings};
 use crate::streams::Stream;
 use crate::trace;
 
-/// What stands for an object of the driver: stream, event, module, function, graph.
+/// What represents an object of the driver: stream, event, module, function, graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub(crate) struct Handle(pub(crate) usize);

@@ -22,7 +22,7 @@ pub(crate) fn set(bytes: &mut [u8], at: usize, value: u64, len: usize) {
     bytes[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
 }
 
-/// Sets the checksum of a block or of metadata, which stands at byte 40 of both.
+/// Sets the checksum of a block or of metadata, which is at byte 40 of both.
 pub(crate) fn seal(bytes: &mut [u8]) {
     set(bytes, 40, 0, 4);
     let checksum = crc32c::crc32c(bytes);

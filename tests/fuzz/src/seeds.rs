@@ -1,7 +1,7 @@
 //! The inputs that fuzzing starts from: a few per target, each for a part of the code that chance finds late.
 //!
 //! The program `seeds` writes them to `corpus`, and a test compares.
-//! Inputs that a fuzzer found may stand beside them.
+//! Inputs that a fuzzer found may stand next to them.
 
 use tierpack_kernels::Coder;
 use tierpack_kernels::codec::{Encoding, encode_block};

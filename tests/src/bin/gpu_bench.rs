@@ -80,7 +80,7 @@ enum Stage {
     Copies,
     /// Registration of segments
     Registration,
-    /// Gathers of rows through the cache, beside gathers of rows that are stored raw
+    /// Gathers of rows through the cache, next to gathers of rows that are stored raw
     Gather,
     /// A matrix product while blocks are decoded
     Product,

@@ -1,4 +1,4 @@
-//! The program `tierpack`, built beside the tests so that they can start it, with the fault points that they set.
+//! The program `tierpack`, built next to the tests so that they can start it, with the fault points that they set.
 
 #![forbid(unsafe_code)]
 

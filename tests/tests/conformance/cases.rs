@@ -19,7 +19,7 @@ const ACCESSES: [Access; 2] = [Access::Rows, Access::Whole];
 const COLUMNS: [u64; 19] =
     [1, 2, 3, 7, 8, 31, 33, 64, 100, 255, 256, 257, 384, 1000, 1023, 1024, 1025, 2500, 4096];
 
-/// Runs plans; gives how many cases there were, and how many of them had blocks that are not raw.
+/// Runs plans; returns how many cases there were, and how many of them had blocks that are not raw.
 fn run(plans: impl IntoIterator<Item = Plan>) -> (usize, usize) {
     let cases = plans.into_iter().filter_map(|plan| plan.case());
     cases.fold((0, 0), |(n, coded), case| {

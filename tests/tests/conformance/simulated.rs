@@ -128,7 +128,7 @@ impl Placed {
         jobs.collect()
     }
 
-    /// The raw bytes; nothing beside them has been written.
+    /// The raw bytes; nothing next to them has been written.
     fn raw(self, case: &Case) -> Vec<u8> {
         let end = self.start + index(case.geometry.raw_bytes());
         let beside = self.out[..self.start].iter().chain(&self.out[end..]);

@@ -13,7 +13,7 @@ pub(crate) fn targets() -> Vec<Box<dyn Target>> {
     targets
 }
 
-/// The case decodes to the same on every target; gives what.
+/// The case decodes to the same on every target; returns what.
 pub(crate) fn agree(case: &Case) -> Result<Vec<u8>, Fault> {
     let targets = targets();
     let (reference, others) = targets.split_first().expect("the reference code");

@@ -63,7 +63,7 @@ impl Driver {
         Ok(sources)
     }
 
-    /// What was decoded, once it is sure that nothing beside it was written.
+    /// What was decoded, once it is sure that nothing next to it was written.
     fn raw(&self, case: &Case, out: &DeviceBuffer) -> Vec<u8> {
         let mut bytes = vec![0; index(out.len())];
         out.read(&mut bytes, &self.stream).expect("a copy");

@@ -5,7 +5,7 @@ use tierpack_tests::device::{is_real, say};
 use crate::driver::drivers;
 use crate::target::{Case, Fault, Target, processors};
 
-/// The case decodes to the same through the driver; gives what.
+/// The case decodes to the same through the driver; returns what.
 pub(crate) fn agree(case: &Case) -> Result<Vec<u8>, Fault> {
     let expected = processors()[0].decode(case);
     for target in drivers() {

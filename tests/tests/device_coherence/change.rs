@@ -35,7 +35,7 @@ pub(crate) enum Change {
     RemoveAndPut,
     /// Another tensor comes and goes where the blocks were, and they come back there.
     ReuseExtents,
-    /// Blocks are moved, segments given back and made anew.
+    /// Blocks are moved, segments given back and made again.
     EmptySegments,
 }
 
@@ -262,7 +262,7 @@ impl Change {
         self.prepare(client, table)
     }
 
-    /// Waits for what the daemon does in the background, and has memory that was given back written anew.
+    /// Waits for what the daemon does in the background, and has memory that was given back written again.
     pub(crate) fn settle(self, daemon: &Daemon, client: &Client) {
         let has_folded = || client.drift("target").expect("it is there").overlay_bytes == 0;
         if matches!(self, UpdateFew | UpdateMany | RefitUpdated) {

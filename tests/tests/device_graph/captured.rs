@@ -35,7 +35,7 @@ impl Captured {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("a capture");
         let places =
             ((ids.device_ptr(&stream).0, IDS.len() as u64, 8), (out.device_ptr(&stream).0, out.len() as u64));
-        // SAFETY: memory and stream are kept beside the graph.
+        // SAFETY: memory and stream are kept next to the graph.
         unsafe { gather.capture(places.0, places.1, stream.cu_stream().addr() as u64) }.expect("a capture");
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let graph = stream.end_capture(flags).expect("the capture is whole").expect("a graph");

@@ -92,7 +92,7 @@ impl Scripted {
         }
     }
 
-    /// Writes a block of these raw bytes; the extent can be freed again, and written anew.
+    /// Writes a block of these raw bytes; the extent can be freed again, and written again.
     pub(crate) fn write(&mut self, block_idx: u64, raw: &[u8]) -> Extent {
         let mut out = Vec::new();
         encode_block(Encoding::Raw, &self.geometry, block_idx, raw, &mut out).expect("a block");

@@ -138,7 +138,7 @@ impl Stage {
     }
 }
 
-/// Gives a row of every block of the target the value that it has: an overlay of each.
+/// Updates a row of every block of the target with the value that it has: an overlay of each.
 fn cover(client: &Client, codec: CodecId) {
     let (rows, mut values) = ([3, 700, 1100, 2047_u64], [0; 4 * 512]);
     for (row, value) in rows.iter().zip(values.chunks_exact_mut(512)) {

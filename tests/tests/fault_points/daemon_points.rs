@@ -150,7 +150,7 @@ fn may_be_answered(point: Point) -> bool {
     matches!(point, Point::BeforeFree | Point::SegmentRetired)
 }
 
-/// The daemon has ended as the action says; gives what its client heard of it.
+/// The daemon has ended as the action says; returns what its client heard of it.
 pub(super) fn check_end(
     daemon: &mut Daemon,
     action: &str,

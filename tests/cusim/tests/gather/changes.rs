@@ -37,7 +37,7 @@ fn overlays_up_to_eight_deep() {
                 world.gathers(&IDS, order);
                 world.gathers(&(64..80).chain([100, 127]).collect::<Vec<_>>(), order);
             }
-            // Folded: the block is stored anew.
+            // Folded: the block is stored again.
             world.store(1, 2);
             world.gathers(&IDS, order);
             // A ninth overlay is damage; what it holds is still found.

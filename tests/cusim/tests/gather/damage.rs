@@ -1,6 +1,6 @@
 //! Damaged bytes, words and overlays: a flag or some output, never an access outside of what the host gave.
 //!
-//! A sanitizer sees what leaves a segment; the harness sees what is written beside output and miss list.
+//! A sanitizer sees what leaves a segment; the harness sees what is written next to output and miss list.
 
 use cusim::Order;
 use tierpack_shm::types::{Access, BlockWord, CodecId, Dtype, index};

@@ -1,4 +1,4 @@
-//! Memory that stands for a device's, and launches.
+//! Memory in place of a device's, and launches.
 #![expect(unsafe_code, reason = "a kernel is given addresses of memory that the tests keep")]
 
 use cusim::{Kernel, Opts, Order, Shape};

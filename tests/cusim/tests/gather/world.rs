@@ -87,7 +87,7 @@ impl World {
         self.coders.iter().find(|(idx, ..)| *idx == generation_idx).map(|(_, coder, _)| coder)
     }
 
-    /// Puts bytes into a segment of their own; gives its first unit.
+    /// Puts bytes into a segment of their own; returns its first unit.
     pub(crate) fn put(&mut self, bytes: &[u8]) -> u64 {
         self.segments.push(Memory::of(bytes));
         (self.segments.len() as u64 - 1) * SEGMENT_SPAN_UNITS
@@ -267,7 +267,7 @@ impl World {
         &self.truth[index(row) * row_bytes..][..row_bytes]
     }
 
-    /// Every row is what was stored; gives the outcome.
+    /// Every row is what was stored; returns the outcome.
     #[track_caller]
     pub(crate) fn gathers(&self, ids: &[u64], order: Order) -> Outcome {
         let outcome = self.gather(ids, order);

@@ -94,7 +94,7 @@ impl Arena {
         Ok(at)
     }
 
-    /// Gives an allocation back; an error where something wrote past its end.
+    /// Frees an allocation; an error where something wrote past its end.
     pub(crate) fn release(&mut self, at: u64) -> Result<(), Code> {
         let len = self.allocated.remove(&at).ok_or(Code::INVALID_VALUE)?;
         let need = taken(len).expect("it was allocated");

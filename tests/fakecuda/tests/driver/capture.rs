@@ -65,7 +65,7 @@ fn conflicting(stream: CUstream, call: impl Fn() -> u32) {
     assert_eq!(exchange(GLOBAL), RELAXED);
 }
 
-/// Sets what this thread takes from captures; gives what it was.
+/// Sets what this thread takes from captures; returns what it was.
 fn exchange(mode: i32) -> i32 {
     use cudarc::driver::sys::CUstreamCaptureMode as Mode;
     let mut exchanged = match mode {

@@ -1,4 +1,4 @@
-//! Writes the seeds of every target to the corpus that stands beside this package.
+//! Writes the seeds of every target to the corpus that is next to this package.
 
 use std::path::Path;
 use std::{fs, io};

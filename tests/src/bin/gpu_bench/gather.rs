@@ -1,4 +1,4 @@
-//! Gathers of rows by a power law: through a cache that holds them encoded, beside the same kernel over raw rows.
+//! Gathers of rows by a power law: through a cache that holds them encoded, next to the same kernel over raw rows.
 
 use anyhow::Result;
 use tierpack_shm::types::CodecId;

@@ -11,7 +11,7 @@ use crate::report::Report;
 use crate::timing::{Effort, gib_per_s};
 use crate::work::Work;
 
-/// The program, beside this one.
+/// The program, next to this one.
 const PROGRAM: &str = "tierpack-under-test";
 const CODECS: [CodecId; 3] = [CodecId::Raw, CodecId::Ibp, CodecId::Planes3];
 const ACCESSES: [Access; 3] = [Access::Ats, Access::Registered, Access::Staged];

@@ -27,7 +27,7 @@ pub(crate) struct Work {
     raw: Vec<u8>,
 }
 
-/// Where a block stands.
+/// Where a block is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) segment: usize,

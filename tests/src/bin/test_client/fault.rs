@@ -99,7 +99,7 @@ pub(crate) fn run(socket: &Path, args: &Args) -> Result<()> {
 }
 
 impl Actor<'_> {
-    /// Does it once; gives the version of what was read.
+    /// Does it once; returns the version of what was read.
     fn go(&mut self) -> Result<Option<u16>> {
         // What is right must not be right by being left over from the last call.
         self.out.fill(0);

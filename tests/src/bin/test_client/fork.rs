@@ -1,7 +1,7 @@
 //! Forks: what a child may do with what its parent has opened, and what the parent keeps.
 //!
 //! A child must get `Error::Forked` at once from every call, must not disturb its parent however it ends, and can
-//! connect anew. Each child has an alarm, so that one that waits for a lock of a thread that it does not have is seen.
+//! connect again. Each child has an alarm, so that one that waits for a lock of a thread that it does not have is seen.
 
 #![expect(unsafe_code, reason = "calls fork and _exit, which is what is tested")]
 

@@ -23,7 +23,7 @@ const ROW_BYTES: usize = 256;
 const SHARED: u64 = 16;
 /// Rows of a read.
 const BATCH: usize = 64;
-/// One update in so many is of half of the rows of a process, and makes blocks anew instead of overlays.
+/// One update in so many is of half of the rows of a process, and encodes blocks again instead of overlays.
 const LARGE: u64 = 16;
 const MAX_FAULTS: usize = 5;
 
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Whether the words are such that codecs shorten them.
     #[arg(long)]
     compressible: bool,
-    /// Others and the ones before are killed and begin anew: versions go back, and the first fault ends it.
+    /// Others and the ones before are killed and begin again: versions go back, and the first fault ends it.
     #[arg(long)]
     killed: bool,
     /// Longer than this no call may take, in milliseconds.

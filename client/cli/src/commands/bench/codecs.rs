@@ -1,4 +1,4 @@
-//! `tierpack bench codecs`: every codec on the tensors of files, beside memcpy of the same bytes in the same run.
+//! `tierpack bench codecs`: every codec on the tensors of files, next to memcpy of the same bytes in the same run.
 //!
 //! In cache: one block, again and again. From DRAM: copies of the tensor's blocks, more than any cache holds.
 //! Throughput counts raw bytes; with two threads each works on memory of its own.

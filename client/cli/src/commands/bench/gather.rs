@@ -1,6 +1,6 @@
 //! `tierpack bench gather`: random rows of one tensor, read by a real client from a real daemon, per codec.
 //!
-//! Beside each codec stands what could be done without it: on the CPU the same gather from a plain array by memcpy
+//! Next to each codec is what could be done without it: on the CPU the same gather from a plain array by memcpy
 //! (`on_cpu.rs`), on a GPU the same gather of the raw tensor (`on_gpu.rs`).
 //! Both take turns in slices of time, and of each the best slice counts, so that what else the machine does hits both.
 
@@ -19,7 +19,7 @@ use crate::output::Output;
 
 /// Bytes of the tensor when nobody says how many rows.
 const DEFAULT_BYTES: usize = 256 << 20;
-/// Turns of a codec and of what stands beside it.
+/// Turns of a codec and of what is next to it.
 const SLICES: u32 = 4;
 /// Batches that a slice times, at least.
 const LEAST_BATCHES: usize = 8;
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, out: &mut Output) -> Result<()> {
     let (n_rows, row_bytes, len) = sizes(args)?;
     let gpu = args.device.open()?;
     let folder = demo::folder()?;
-    // Beside a codec stands the raw tensor, which a GPU gathers from as well.
+    // Next to a codec is the raw tensor, which a GPU gathers from as well.
     let n_tensors = if gpu.is_some() { 2 } else { 1 };
     // An eighth for headers, metadata and what the pool rounds up.
     let pool_bytes = (n_tensors * (len + len / 8) + (64 << 20)) as u64;

@@ -28,13 +28,13 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Saved %, and encode and decode throughput of every codec, beside memcpy in the same run
+    /// Saved %, and encode and decode throughput of every codec, next to memcpy in the same run
     Codecs(codecs::Args),
-    /// Random rows per second through a daemon and a client, beside a memcpy of the same rows
+    /// Random rows per second through a daemon and a client, next to a memcpy of the same rows
     Gather(gather::Args),
     /// How much of the memory that the daemon takes is in use, under a long trace of puts, updates and removals
     Pool(pool::Args),
-    /// How long a get of one row takes while the daemon refits its tensor, beside a copy and beside nothing
+    /// How long a get of one row takes while the daemon refits its tensor, next to a copy and next to nothing
     Refit(refit::Args),
     /// Processes that read, write, refit and are killed for a while: every word is checked, and what leaks
     Soak(soak::Args),

@@ -2,7 +2,7 @@
 //!
 //! The trace puts, updates and removes tensors of mixed sizes, so that holes of all lengths come and go, and lets the
 //! total rise and fall.
-//! Beside the allocator it so measures the background thread, which empties segments of which little is used.
+//! Next to the allocator it so measures the background thread, which empties segments of which little is used.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

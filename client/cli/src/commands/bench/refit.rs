@@ -228,7 +228,7 @@ impl Bench<'_> {
         Ok(times)
     }
 
-    /// Refits until the end; gives the raw bytes that were re-encoded.
+    /// Refits until the end; returns the raw bytes that were re-encoded.
     fn refit(client: &Client, end: Instant) -> Result<u64> {
         let before = client.drift(NAME)?.reencoded_bytes;
         while Instant::now() < end {
@@ -247,7 +247,7 @@ fn wait(end: Instant) {
     std::thread::sleep(end.saturating_duration_since(Instant::now()));
 }
 
-/// Copies blocks at `rate` bytes a second until the end; gives the bytes.
+/// Copies blocks at `rate` bytes a second until the end; returns the bytes.
 fn copy_at(rate: f64, end: Instant) -> u64 {
     let (from, mut to) = (vec![1_u8; COPY_FROM], vec![0_u8; COPY_BYTES]);
     let start = Instant::now();

@@ -20,7 +20,7 @@ pub(super) enum FloatArg {
 }
 
 impl FloatArg {
-    /// The dtype that it stands for.
+    /// The dtype that it is for.
     pub(super) const fn dtype(self) -> Dtype {
         match self {
             Self::Bf16 => Dtype::Bf16,

@@ -1,4 +1,4 @@
-//! `tierpack bench gather` on the CPU: random rows, beside a memcpy of the same rows from an array of this process.
+//! `tierpack bench gather` on the CPU: random rows, next to a memcpy of the same rows from an array of this process.
 //!
 //! The memcpy prefetches rows to come: it is what the best program without a pool could do.
 

@@ -3,7 +3,7 @@
 //! Rows are drawn by a power law.
 //! A cache keeps as many hot rows as make a rate of hits of 0, 10, 50 and 100 percent, and its other lines cold ones,
 //! so that the rate stays; what was hit in the end is counted, and shown.
-//! Beside each stand the same gather of the raw tensor without a cache, in turns with it, and a get of the whole
+//! Next to each stand the same gather of the raw tensor without a cache, in turns with it, and a get of the whole
 //! tensor.
 //! Some gathers are queued ahead, as a training loop would; times are taken by the host's clock.
 
@@ -25,7 +25,7 @@ use crate::measure::{LEAST_PASSES, gib_per_s};
 use crate::output::Output;
 use crate::table::{self, Align, Table};
 
-/// The tensor that stands beside the others.
+/// The tensor that is next to the others.
 const RAW_NAME: &str = "raw";
 /// Shares of the draws that the cache is to have.
 const SHARES: [f64; 4] = [0.0, 0.1, 0.5, 1.0];

@@ -143,7 +143,7 @@ impl Process {
         Ok(())
     }
 
-    /// Checks every word of one unit that was read after `floor` was asked for; gives its revision if all is right.
+    /// Checks every word of one unit that was read after `floor` was asked for; returns its revision if all is right.
     ///
     /// # Errors
     /// The ledger cannot be read.

@@ -2,10 +2,10 @@
 //!
 //! 1. Start a daemon with a small pool, and put tensors whose every word says what it is (`word.rs`).
 //! 2. Start one process that times a get of one row, and after a quiet second the workers (`worker.rs`).
-//! 3. Every second kill one of them at random and start it anew, and stop another one in the middle for a while.
+//! 3. Every second kill one of them at random and start it again, and stop another one in the middle for a while.
 //! 4. Let all end, remove everything, and see whether the daemon has back what it had.
 //!
-//! What writers have begun and done stands in a file (`ledger.rs`), so that a reader can tell what it may see.
+//! What writers have begun and done is in a file (`ledger.rs`), so that a reader can tell what it may see.
 
 mod check;
 mod latency;
@@ -190,7 +190,7 @@ impl Soak {
         self.daemon.check_alive()
     }
 
-    /// Stops one worker for a moment, and kills one and starts it anew.
+    /// Stops one worker for a moment, and kills one and starts it again.
     fn disturb(&mut self, random: &mut Random) -> Result<()> {
         let mut any = || 1 + tierpack_shm::types::index(random.below(self.workers.len() as u64 - 1));
         let (stopped, killed) = (any(), any());

@@ -134,7 +134,7 @@ impl Spec {
         first..first + self.pieces()
     }
 
-    /// Where a unit stands in the tensor's bytes.
+    /// Where a unit is in the tensor's bytes.
     pub(super) fn bytes_of(&self, unit: usize) -> Range<usize> {
         if self.pieces() == 1 {
             return unit * self.row_bytes()..(unit + 1) * self.row_bytes();

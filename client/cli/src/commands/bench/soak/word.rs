@@ -65,7 +65,7 @@ pub(super) fn fill(out: &mut [u8], stamp: Stamp, first_word: u64) {
     }
 }
 
-/// Checks whole words of one row; gives their revision.
+/// Checks whole words of one row; returns their revision.
 ///
 /// The first word says revision and drift, all others have to agree.
 pub(super) fn check(bytes: &[u8], tensor: u8, first_word: u64) -> Result<u32, Wrong> {

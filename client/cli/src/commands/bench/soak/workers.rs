@@ -1,4 +1,4 @@
-//! The worker processes as their parent sees them: started, killed, started anew, ended; and what they have told.
+//! The worker processes as their parent sees them: started, killed, started again, ended; and what they have told.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -143,7 +143,7 @@ impl Workers {
         self.workers.iter().all(|worker| worker.is_ready)
     }
 
-    /// Kills one and starts it anew.
+    /// Kills one and starts it again.
     ///
     /// `gone` is asked in between, with its process, to wait until the daemon has noticed.
     ///

@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_millis(1500);
 const NAP: Duration = Duration::from_millis(20);
 /// Rows of an update that makes overlays, at most.
 const FEW_ROWS: u64 = 6;
-/// Rows of an update that encodes blocks anew, at most, and their bytes.
+/// Rows of an update that encodes blocks again, at most, and their bytes.
 const MANY_ROWS: u64 = 512;
 const MANY_BYTES: u64 = 4 << 20;
 /// Tensors above this are written whole more rarely.
@@ -89,7 +89,7 @@ impl<'a> Writer<'a> {
         }
         let most = most.min(own).min((MANY_BYTES / spec.row_bytes() as u64).max(1));
         let (n, first) = (1 + self.random.below(most), self.random.below(own));
-        // Neighbors for many, so that blocks are encoded anew; anywhere for a few.
+        // Neighbors for many, so that blocks are encoded again; anywhere for a few.
         let spread = if n > FEW_ROWS { 1 } else { 1 + self.random.below(own) };
         self.rows.clear();
         self.rows.extend((0..n).map(|k| (first + k * spread) % own * self.writers + self.number));
