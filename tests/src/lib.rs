@@ -68,6 +68,18 @@ impl Drop for Stop<'_> {
     }
 }
 
+/// The signal, or SIGTERM where this process ignores it: a shell starts what it runs in the background without SIGINT,
+/// `nohup` without SIGHUP, and children inherit that on purpose.
+///
+/// # Panics
+/// Without the kernel's list of ignored signals.
+pub fn heeded(signal: Signal) -> Signal {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a line of it");
+    let mask = u64::from_str_radix(mask.trim(), 16).expect("a mask");
+    if mask >> (signal as i32 - 1) & 1 == 1 { Signal::SIGTERM } else { signal }
+}
+
 /// The number behind an option of a benchmark's command line, such as `--tensors 1000`.
 ///
 /// # Panics

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tierpack_client::{Client, Dtype, Error};
 use tierpack_tests::program::{assert_says, error_line, has_open};
-use tierpack_tests::{Daemon, Process, eventually, raw};
+use tierpack_tests::{Daemon, Process, eventually, heeded, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const SERVE: [&str; 4] = ["--pool-size", "32MiB", "--lock", "off"];
@@ -56,13 +56,6 @@ fn every_call_meets_its_deadline_while_the_daemon_is_stopped() {
     assert_eq!(eventually("the same client", || client.get("c").ok()).as_bytes(), [1]);
 }
 
-/// Whether this process, and so what it starts, ignores SIGINT.
-fn ignores_interrupts() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has it");
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a line of it");
-    u64::from_str_radix(mask.trim(), 16).expect("a mask") >> (Signal::SIGINT as i32 - 1) & 1 == 1
-}
-
 #[test]
 fn a_waiting_program_ends_by_an_interrupt() {
     let mut daemon = Daemon::start(PROGRAM, &SERVE);
@@ -71,8 +64,7 @@ fn a_waiting_program_ends_by_an_interrupt() {
     let mut waiting = Process::start(command.arg("ls").stdout(Stdio::null()).stderr(Stdio::null()));
     let pid = waiting.pid();
     eventually("a program that waits for the daemon", || has_open(pid, "socket:").then_some(()));
-    // A shell starts what it runs in the background with interrupts ignored.
-    let signal = if ignores_interrupts() { Signal::SIGTERM } else { Signal::SIGINT };
+    let signal = heeded(Signal::SIGINT);
     waiting.signal(signal);
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&waiting.wait()), Some(signal as i32));
     daemon.process().signal(Signal::SIGCONT);

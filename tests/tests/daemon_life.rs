@@ -8,7 +8,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 use tierpack_client::{Client, Dtype};
 use tierpack_tests::program::{Served, assert_says};
-use tierpack_tests::{Daemon, data, eventually, full, raw};
+use tierpack_tests::{Daemon, data, eventually, full, heeded, raw};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const SERVE: [&str; 4] = ["--pool-size", "64MiB", "--lock", "off"];
@@ -143,14 +143,6 @@ fn shmem() -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().expect("a number") * 1024
 }
 
-/// SIGHUP, unless this process ignores it, as under nohup: then its children do, on purpose.
-fn hang_up() -> Signal {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    if ignored.is_some_and(|mask| mask & 1 == 0) { Signal::SIGHUP } else { Signal::SIGTERM }
-}
-
 #[test]
 fn killed_daemons_leave_no_memory_and_no_files() {
     let mut daemon = Daemon::start(PROGRAM, &SERVE);
@@ -162,7 +154,10 @@ fn killed_daemons_leave_no_memory_and_no_files() {
         assert!(round == 0 || found == files, "{found:?}");
         files = found;
         // Three of them end in order, the others do not.
-        match [Signal::SIGTERM, Signal::SIGINT, hang_up()].get(round / 4).filter(|_| round % 4 == 3) {
+        match [Signal::SIGTERM, Signal::SIGINT, heeded(Signal::SIGHUP)]
+            .get(round / 4)
+            .filter(|_| round % 4 == 3)
+        {
             Some(&signal) => {
                 daemon.process().signal(signal);
                 assert!(daemon.process().wait().success(), "{signal}: {}", daemon.log());

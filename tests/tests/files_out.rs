@@ -13,7 +13,7 @@ use tierpack_client::Dtype;
 use tierpack_tests::data::Source;
 use tierpack_tests::faults::is_stopped;
 use tierpack_tests::program::{assert_says, error_line};
-use tierpack_tests::{Daemon, eventually, files, raw, tools};
+use tierpack_tests::{Daemon, eventually, files, heeded, raw, tools};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const LEN: u64 = 4 << 20;
@@ -212,7 +212,7 @@ fn no_signal_leaves_a_file_behind() {
         return;
     }
     for old in [false, true] {
-        for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGKILL] {
+        for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGKILL].map(heeded) {
             if old {
                 fs::write(stage.path("out"), b"old").expect("write a file of the test");
             }

@@ -12,7 +12,7 @@ use tierpack_shm::faults::Point;
 use tierpack_tests::files::{self, FileTensor, Metadata};
 use tierpack_tests::leaks::Baseline;
 use tierpack_tests::program::{assert_says, error_line};
-use tierpack_tests::{Daemon, Process, eventually};
+use tierpack_tests::{Daemon, Process, eventually, heeded};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tierpack-under-test");
 const MIB: usize = 1 << 20;
@@ -208,7 +208,7 @@ fn a_put_of_a_file_that_is_interrupted_leaves_nothing_and_can_be_repeated() {
     client.put("kept", Dtype::U8, &[4], &[7; 4]).expect("room");
     client.get("kept").expect("it is there");
     let before = Baseline::take(&daemon, 1);
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGKILL] {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGKILL].map(heeded) {
         let mut put = stopped_put(&daemon, &file);
         assert!(daemon.stats().pool.used_bytes > 8 << 20, "some of it has come");
         put.signal(signal);
