@@ -81,8 +81,7 @@ struct PlanesForm {
   uint32_t bases_at;       // where the bases start: 1 byte each, 2 where exponents have more than 8 bits
   uint32_t low[4];         // the low bytes of the exponents by their rank
   uint32_t high[4];        // the high bytes
-  uint32_t ranks_at;       // where the ranks start: a byte for each exponent, 255 where it has no code
-  uint32_t reserved;       // 0
+  uint32_t reserved[2];    // 0
 };
 static_assert(sizeof(PlanesForm) == 80, "PlanesForm");
 
@@ -94,6 +93,6 @@ struct SparseForm {
   uint32_t group_elems;    // words of a group: 8, 16, 32 or 64
   uint32_t index_bits;     // bits of an index
   uint32_t dictionary_at;  // where the 256 words of 8 bytes of the dictionary start; 0 without
-  uint32_t slots_at;       // where its hash table starts: 512 slots of 2 bytes, each 0 or an index and 1; 0 without
+  uint32_t reserved;       // 0
 };
 static_assert(sizeof(SparseForm) == 32, "SparseForm");

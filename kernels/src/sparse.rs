@@ -93,11 +93,6 @@ impl Dictionary {
         dictionary
     }
 
-    /// The hash table: 0, or an index and 1.
-    pub(crate) fn slots(&self) -> &[u16] {
-        self.slots.as_slice()
-    }
-
     /// The word of an index, which is below 256.
     #[inline]
     pub(crate) fn word(&self, number: u64) -> u64 {

@@ -84,10 +84,8 @@ pub struct PlanesForm {
     pub low: [u8; 16],
     /// The high bytes.
     pub high: [u8; 16],
-    /// Where the ranks start, from the form: a byte for each exponent, 255 where it has no code.
-    pub ranks_at: u32,
     /// 0.
-    pub reserved: u32,
+    pub reserved: [u32; 2],
 }
 
 /// `sparse`.
@@ -106,8 +104,8 @@ pub struct SparseForm {
     pub index_bits: u32,
     /// Where the 256 words of 8 bytes of the dictionary start, from the form; 0 without.
     pub dictionary_at: u32,
-    /// Where its hash table starts, from the form: 512 slots of 2 bytes, each 0 or an index and 1; 0 without.
-    pub slots_at: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 const _: () = {
@@ -191,8 +189,7 @@ fn planes_form(planes: &Planes) -> Vec<u8> {
         bases_at,
         low: byte(0),
         high: byte(1),
-        ranks_at: blob.push_bytes(planes.ranks.iter().copied()),
-        reserved: 0,
+        reserved: [0; 2],
     };
     blob.finish(head.as_bytes())
 }
@@ -202,8 +199,6 @@ fn sparse_form(sparse: &Sparse, elem_bits: u32) -> Vec<u8> {
     let dictionary = sparse.dictionary.as_ref();
     let words = dictionary.map(|dictionary| (0..MAX_DICTIONARY as u64).map(|number| dictionary.word(number)));
     let dictionary_at = words.map_or(0, |words| blob.push(words));
-    let slots = dictionary.map(|dictionary| dictionary.slots().iter().copied().flat_map(u16::to_le_bytes));
-    let slots_at = slots.map_or(0, |slots| blob.push_bytes(slots));
     let head = SparseForm {
         common: repeated(sparse.common, sparse.word_bytes),
         elem_bits,
@@ -211,7 +206,7 @@ fn sparse_form(sparse: &Sparse, elem_bits: u32) -> Vec<u8> {
         group_elems: small(sparse.group_elems),
         index_bits: dictionary.map_or(0, |dictionary| dictionary.index_bits),
         dictionary_at,
-        slots_at,
+        reserved: 0,
     };
     blob.finish(head.as_bytes())
 }

@@ -114,7 +114,7 @@ fn dropped<const BYTES: usize>(parts: Parts, words: &[Words]) -> Dropped {
 }
 
 /// The longest run of low bits that are the same in all words: those of `model` that are not in `changed`.
-pub(super) fn dropped_of(parts: Parts, model: u64, changed: u64) -> Dropped {
+fn dropped_of(parts: Parts, model: u64, changed: u64) -> Dropped {
     let (model, changed) = (parts.rotated(model), parts.rotated(changed));
     let (mut best, mut left) = (Dropped::default(), !changed & low(parts.low_bits()));
     while left != 0 {

@@ -55,7 +55,7 @@ struct Sweep<'a> {
 }
 
 /// The pieces of a sample, of which there is at least one.
-pub(super) fn words_of(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Vec<Words>> {
+fn words_of(geometry: &Geometry, sample: &[Sample<'_>]) -> Result<Vec<Words>> {
     let mut words = Vec::new();
     for (piece, raw) in sample {
         let (block_idx, n_blocks) = (piece.block_idx(), geometry.n_blocks());
