@@ -5,9 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::libc::linger;
@@ -18,7 +16,7 @@ use tierpack_shm::faults::{Point, reach};
 use tierpack_shm::message::{MAX_CHUNK_BYTES, MAX_FILE_METADATA_BYTES};
 
 use super::events::{Event, Events};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Threads at most: as many users may block one each before others wait.
 const MAX_THREADS: usize = 16;
@@ -63,7 +61,7 @@ pub(crate) struct Closer {
 
 impl Closer {
     /// # Errors
-    /// [`Error::Thread`] when the system starts none.
+    /// [`crate::error::Error::Thread`] when the system starts none.
     pub(crate) fn start(events: Events) -> Result<Self> {
         let this = Self { events, shared: Arc::default() };
         this.shared.state.lock().threads = 1;
@@ -72,15 +70,10 @@ impl Closer {
     }
 
     fn spawn(&self) -> Result<()> {
-        let (name, shared, events) = ("closer", Arc::clone(&self.shared), self.events.clone());
-        let run = move || {
-            // The line that it had would wait for ever.
-            if catch_unwind(AssertUnwindSafe(|| shared.run(&events))).is_err() {
-                events.send(Event::Panicked("a thread that closes descriptors panicked".to_owned()));
-            }
-        };
-        let started = thread::Builder::new().name(name.to_owned()).spawn(run);
-        started.map(drop).map_err(|source| Error::Thread { name, source })
+        let (shared, events) = (Arc::clone(&self.shared), self.events.clone());
+        // The line that a thread had would wait for ever.
+        let what = ("closer", "a thread that closes descriptors");
+        self.events.spawn(what, move || shared.run(&events)).map(drop)
     }
 
     /// Closes descriptors that a user sent, or its sockets; returns at once.

@@ -1,7 +1,9 @@
 //! What workers tell the poll loop: one queue, so that a segment is announced before the reply that needs it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -101,6 +103,27 @@ impl Events {
             // Fails only when the counter is full, and then the loop is awake anyway.
             let _ = self.wake.write(1).is_ok();
         }
+    }
+}
+
+impl Events {
+    /// Starts a thread without which the daemon cannot go on: when it panics, the daemon ends and says which it was.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] when the system starts none.
+    pub(crate) fn spawn(
+        &self,
+        (name, what): (&'static str, &'static str),
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<JoinHandle<()>> {
+        let events = self.clone();
+        let run = move || {
+            if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                events.send(Event::Panicked(format!("{what} panicked")));
+            }
+        };
+        let started = thread::Builder::new().name(name.to_owned()).spawn(run);
+        started.map_err(|source| Error::Thread { name, source })
     }
 }
 

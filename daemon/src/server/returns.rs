@@ -1,9 +1,8 @@
 //! Segments on their way back to the system: each waits until nobody maps it any more, then a thread frees its memory.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
@@ -15,7 +14,7 @@ use tierpack_shm::segment::Segment;
 use super::Server;
 use super::events::{Event, Events};
 use super::session::Session;
-use crate::error::{Error as DaemonError, Result as DaemonResult};
+use crate::error::Result as DaemonResult;
 use crate::priority;
 
 /// A segment that was retired and that some sessions still map.
@@ -40,25 +39,21 @@ pub(super) struct Freer {
 
 impl Freer {
     /// # Errors
-    /// [`DaemonError::Thread`] when the system starts none.
+    /// [`crate::error::Error::Thread`] when the system starts none.
     pub(super) fn start(events: Events) -> DaemonResult<Self> {
-        let (name, (sender, receiver)) = ("freer", unbounded());
-        let run = move || {
+        let (sender, receiver) = unbounded();
+        let thread = events.clone().spawn(("freer", "the thread that frees segments"), move || {
             priority::lower();
-            // The pool would wait for its memory for ever.
-            if catch_unwind(AssertUnwindSafe(|| free(&receiver, &events))).is_err() {
-                events.send(Event::Panicked("the thread that frees segments panicked".to_owned()));
-            }
-        };
-        let started = thread::Builder::new().name(name.to_owned()).spawn(run);
-        let thread = started.map_err(|source| DaemonError::Thread { name, source })?;
+            free(&receiver, &events);
+        })?;
         Ok(Self { sender: Some(sender), thread: Some(thread) })
     }
 
     fn free(&self, unused: Unused) {
-        let sent = self.sender.as_ref().map(|sender| sender.send(unused));
-        // Fails only when the thread has panicked, and then the daemon ends.
-        debug_assert!(sent.is_some(), "the sender is there until the end");
+        if let Some(sender) = &self.sender {
+            // Fails only when the thread has panicked, and then the daemon ends.
+            let _ = sender.send(unused).is_ok();
+        }
     }
 }
 

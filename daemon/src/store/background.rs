@@ -6,7 +6,6 @@
 //! have left something half done.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -24,9 +23,9 @@ use super::refit::{Refit, RefitTask, end_refit};
 use super::update::{Longer, Workspace};
 use super::{Outcome, Store};
 use crate::config::{Config, RefitMode};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::priority;
-use crate::server::events::{Event, Events};
+use crate::server::events::Events;
 use crate::shutdown::Shutdown;
 
 /// How often it looks for something to do.
@@ -101,7 +100,7 @@ impl BackgroundThread {
         tasks: Receiver<RefitTask>,
         events: Events,
     ) -> Result<Self> {
-        let (name, shutdown) = ("background", Shutdown::new()?);
+        let shutdown = Shutdown::new()?;
         let mut background = Background {
             store,
             tasks,
@@ -115,14 +114,11 @@ impl BackgroundThread {
             trimmer: Trimmer::default(),
             debt: Duration::ZERO,
         };
-        let run = move || {
+        let thread = events.spawn(("background", "the background thread"), move || {
             priority::lower();
-            if catch_unwind(AssertUnwindSafe(|| background.run())).is_err() {
-                events.send(Event::Panicked("the background thread panicked".to_owned()));
-            }
-        };
-        let started = thread::Builder::new().name(name.to_owned()).spawn(run);
-        Ok(Self { shutdown, thread: Some(started.map_err(|source| Error::Thread { name, source })?) })
+            background.run();
+        })?;
+        Ok(Self { shutdown, thread: Some(thread) })
     }
 
     /// As [`BackgroundThread::stop`], but leaves a step that takes longer than `deadline` to the end of the process.
