@@ -1,4 +1,4 @@
-//! A session that is lost and made again while the daemon lives: what a GPU was told of the old one's segments is not
+//! A session that is lost and made again while the daemon lives: what a GPU knew of the old one's segments is not
 //! used any more.
 
 use nix::sys::socket::{Shutdown, shutdown};

@@ -1,4 +1,4 @@
-//! The stats socket next to slow, silent and rude peers: whoever reads gets a whole document, and nobody else notices.
+//! The stats socket next to slow, silent and rude peers: who reads gets a whole document, and nobody else notices.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;

@@ -32,7 +32,7 @@ pub(super) struct Stored {
 impl Stored {
     pub(super) fn new(pool_bytes: u64) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let config = Config::embedded(directory.path().join("t.sock"), pool_bytes.max(64 * MIB)).unwrap();
+        let config = Config::embedded(directory.path().join("t.sock"), pool_bytes).unwrap();
         let (events, inbox) = events::channel().unwrap();
         let (store, tasks) = Store::new(&config.with_lock(LockMode::Off), events).unwrap();
         let caller = Caller::new(Peer { pid: 1, uid: 0, gid: 0 }, Vec::new(), 0);

@@ -6,13 +6,14 @@ use tierpack_shm::message::RefitMode;
 use tierpack_shm::types::{CodecChoice, CodecId};
 
 use super::*;
+use crate::size::MIB;
 use crate::store::testing::{BLOCK_ROWS, Stored};
 
 const BLOCKS: u64 = 32;
 
 #[test]
 fn a_request_folds_a_few_blocks_and_one_dry_run_goes_on_at_a_time() {
-    let stored = Stored::new(0);
+    let stored = Stored::new(64 * MIB);
     stored.put(CodecChoice::Only(CodecId::Raw), &vec![0; index(BLOCKS * BLOCK_ROWS * 512)]);
     let rows: Vec<u64> = (0..BLOCKS).map(|block| block * BLOCK_ROWS).collect();
     stored.update(rows.into_iter(), &vec![1; index(BLOCKS * 512)]);

@@ -1,4 +1,4 @@
-//! The worker processes as their parent sees them: started, killed, started again, ended; and what they have told.
+//! The worker processes as their parent sees them: started, killed, started again, ended; and what they have reported.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
